@@ -1,0 +1,229 @@
+"""Make a Keras optimizer apply the gradients of all ranks.
+
+The hooks are bound to the optimizer object, not to a subclass or a wrapper around it: its class,
+config and state stay what they are, so what `model.save` writes loads in plain Keras. What a
+gradient may be, gradients.py knows.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import keras
+
+from keras_ring.errors import ConfigError, InternalError
+from keras_ring.gradients import Gradient, is_overwritten
+from keras_ring.keras_patches import patch_loss_scaling, patch_pickling
+from keras_ring.reducer import Reducer, accumulates, attach, is_multi, leaves, reducer_of
+
+__all__ = ["DistributedOptimizer"]
+
+_OPS = ("mean", "sum")
+
+# Keras 3.0 clips each batch's gradients and then adds them up. What is clipped must have been
+# reduced, so there each batch is reduced. Later versions clip the sum, within this method: one
+# reduction for all batches of a step.
+_CLIPS_ACCUMULATED = (
+    "_clip_gradients" in keras.optimizers.Optimizer._backend_apply_gradients.__code__.co_names
+    if hasattr(keras.optimizers.Optimizer, "_backend_apply_gradients")
+    else False
+)
+
+
+def DistributedOptimizer(  # noqa: N802 (as users of Horovod know it)
+    optimizer: Any, *, op: str = "mean", name: str | None = None
+) -> Any:
+    """Make a Keras optimizer apply the gradients of all ranks, and return it.
+
+    Every rank computes the gradients of its own batch. The optimizer reduces them over all ranks
+    before it does anything else (unscale, clip, decay weights, average weights, update), so that a
+    step on N ranks is the step that one process takes on the N batches joined. Requests are sent as
+    backprop produces the gradients and run beside it.
+
+    `optimizer` itself is changed and returned: its class, its config and the state it has gathered
+    stay as they are. A model compiled with it is saved as with the plain optimizer and loads
+    without keras_ring; load it with `keras_ring.load_model` to go on training on all ranks. A copy
+    made by `from_config(optimizer.get_config())` is plain. Wrapping twice changes nothing. A model
+    that has been trained must be compiled again after its optimizer was wrapped: Keras keeps the
+    function that it has traced.
+
+    - With `gradient_accumulation_steps` there is one reduction for each update, not for each batch
+      (Keras 3.0: for each batch).
+    - With `LossScaleOptimizer`, which `compile` adds under the policy "mixed_float16", a step in
+      which one rank's gradients overflow is skipped on all ranks.
+    - The learning rate is not scaled with the number of ranks.
+
+    Args:
+        optimizer: A `keras.optimizers.Optimizer`, its name such as `"adam"`, or its config as a
+            dictionary.
+        op: `"mean"` to average gradients over ranks, for a loss that is the mean over a batch, or
+            `"sum"`. Defaults to `"mean"`.
+        name: Tells this optimizer's requests from those of others; the same on every rank. Needed
+            only if ranks use their optimizers in different order. Defaults to a number, in order of
+            first use.
+
+    Returns:
+        The optimizer, for `model.compile` or for a loop of one's own that calls `apply` or
+        `apply_gradients`.
+
+    Raises:
+        ConfigError: `optimizer` is none of Keras 3, `op` is unknown, or the optimizer was wrapped
+            with another `op`.
+
+    Collective: every rank takes the same steps with optimizers over the same variables.
+    Cost: one allreduce for each dense gradient, two allgathers for each sparse one.
+
+    Example:
+        model.compile(keras_ring.DistributedOptimizer(keras.optimizers.Adam(1e-3)), loss="mse")
+    """
+    if op not in _OPS:
+        raise ConfigError(
+            f"DistributedOptimizer: op is {op!r}; expected one of {', '.join(map(repr, _OPS))}."
+        )
+    optimizer = _as_keras_optimizer(optimizer)
+    patch_loss_scaling()
+    patch_pickling(_rebuild)
+    _distribute(optimizer, op, name)
+    return optimizer
+
+
+def _as_keras_optimizer(optimizer: Any) -> Any:
+    """Return the optimizer that `optimizer` is or describes."""
+    if keras.backend.backend() != "tensorflow":
+        raise ConfigError(
+            "DistributedOptimizer needs Keras on TensorFlow, and Keras runs on "
+            f"{keras.backend.backend()!r}. Set KERAS_BACKEND=tensorflow before Keras is imported."
+        )
+    if isinstance(optimizer, keras.optimizers.Optimizer):
+        return optimizer
+    if isinstance(optimizer, (str, dict)):
+        return keras.optimizers.get(optimizer)
+    kind = optimizer if isinstance(optimizer, type) else type(optimizer)
+    hint = (
+        "Create it first, with its arguments"
+        if kind is optimizer
+        else "Those of tf_keras (Keras 2) and tf.compat.v1 have no hooks; use keras.optimizers"
+    )
+    raise ConfigError(
+        "DistributedOptimizer expects a keras.optimizers.Optimizer of Keras 3, its name or its "
+        f"config; got {'the class' if kind is optimizer else 'an object of'} "
+        f"{kind.__module__}.{kind.__qualname__}. {hint}."
+    )
+
+
+def _distribute(optimizer: Any, op: str, name: str | None) -> None:
+    """Bind the hooks to `optimizer` and to those inside it, once."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        _distribute(optimizer.inner_optimizer, op, name)
+        return
+    present = reducer_of(optimizer)
+    if present is not None:
+        if present.op != op:
+            raise ConfigError(
+                f"DistributedOptimizer: {optimizer.name!r} is distributed with op={present.op!r} "
+                f"already, and op={op!r} was asked for. Wrap a new optimizer."
+            )
+        return
+    attach(optimizer, Reducer(op, name))
+    hooks = _MULTI_HOOKS if is_multi(optimizer) else _HOOKS
+    for method, hook in hooks.items():
+        # Past Keras's __setattr__, which is for state. Keras looks methods up on the object, so it
+        # finds these.
+        vars(optimizer)[method] = types.MethodType(hook, optimizer)
+    if is_multi(optimizer):
+        _distribute_leaves(optimizer)
+
+
+def _distribute_leaves(multi: Any) -> None:
+    """Bind the hooks to the optimizers inside a MultiOptimizer that it has so far."""
+    reducer = _own_reducer(multi)
+    for i, leaf in enumerate(leaves(multi)):
+        _distribute(leaf, reducer.op, None if reducer.name is None else f"{reducer.name}/{i}")
+
+
+def _own_reducer(optimizer: Any) -> Reducer:
+    reducer = reducer_of(optimizer)
+    if reducer is None:
+        raise InternalError(
+            f"optimizer {optimizer.name!r} has keras_ring's hooks and no reducer. This is a bug "
+            "in keras_ring; report it with the code that made the optimizer."
+        )
+    return reducer
+
+
+def _rebuild(reducer: Reducer, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Make the copy of a pickled model or optimizer, and distribute it like the original."""
+    copy = function(*arguments)
+    DistributedOptimizer(getattr(copy, "optimizer", copy), op=reducer.op, name=reducer.name)
+    return copy
+
+
+# Each hook below calls the method of the object's class, so a subclass of the user's keeps its own.
+
+
+def _apply(
+    self: Any, grads: Iterable[Gradient], trainable_variables: Iterable[Any] | None = None
+) -> None:
+    """Reduce, then take the step."""
+    reducer = _own_reducer(self)
+    plain_apply = type(self).apply
+    grads = list(grads)
+    if trainable_variables is not None:
+        trainable_variables = list(trainable_variables)
+    # Neither variables nor built: Keras has the message for it.
+    if reducer.is_reduced or not grads or (trainable_variables is None and not self.built):
+        return plain_apply(self, grads, trainable_variables)
+    variables = self._trainable_variables if trainable_variables is None else trainable_variables
+    if not (accumulates(self) and _CLIPS_ACCUMULATED):
+        return plain_apply(self, reducer.reduce(grads, variables), trainable_variables)
+
+    # Values that overwrite their variable are few and small, and Keras joins them before the method
+    # hooked below.
+    if any(map(is_overwritten, variables)):
+        values = [g if is_overwritten(v) else None for g, v in zip(grads, variables, strict=True)]
+        reduced = reducer.reduce(values, variables)
+        grads = [g if r is None else r for g, r in zip(grads, reduced, strict=True)]
+    num_before = reducer.num_reductions
+    reducer.step_variables = variables
+    plain_apply(self, grads, trainable_variables)
+    return reducer.check_step(num_before, num_allowed=self.gradient_accumulation_steps)
+
+
+def _backend_apply_gradients(self: Any, grads: Any, trainable_variables: Any) -> None:
+    """Remember whose gradients are to be clipped: Keras does not tell `_clip_gradients`."""
+    reducer = _own_reducer(self)
+    reducer.clip_variables = list(trainable_variables)
+    try:
+        type(self)._backend_apply_gradients(self, grads, trainable_variables)
+    finally:
+        reducer.clip_variables = None
+
+
+def _clip_gradients(self: Any, grads: Sequence[Gradient]) -> Any:
+    """Reduce what was accumulated, where Keras ends the accumulation; then clip."""
+    reducer = _own_reducer(self)
+    if not reducer.is_reduced and reducer.clip_variables is not None and accumulates(self):
+        grads = reducer.reduce_accumulated(grads)
+    return type(self)._clip_gradients(self, grads)
+
+
+def _all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> list[Any]:  # noqa: ARG001
+    """Reduce nothing: it is done, and Keras would let every update wait for all reductions."""
+    return list(grads_and_vars)
+
+
+def _build_multi(self: Any, var_list: Any) -> None:
+    """Build, and distribute the optimizers that are created only then."""
+    type(self).build(self, var_list)
+    _distribute_leaves(self)
+
+
+_HOOKS: dict[str, Callable[..., Any]] = {
+    "apply": _apply,
+    "_backend_apply_gradients": _backend_apply_gradients,
+    "_clip_gradients": _clip_gradients,
+    "_all_reduce_sum_gradients": _all_reduce_sum_gradients,
+}
+_MULTI_HOOKS: dict[str, Callable[..., Any]] = {"build": _build_multi}

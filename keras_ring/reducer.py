@@ -1,0 +1,161 @@
+"""What a distributed optimizer carries: how its gradients are reduced, and what was reduced so far.
+
+It holds no hooks: optimizer.py binds those to an optimizer, keras_patches.py to Keras.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_ring import gradients
+from keras_ring.errors import ConfigError
+
+_ATTRIBUTE = "_keras_ring_reducer"
+_scopes = itertools.count()
+
+
+class Reducer:
+    """Reduces the gradients of one optimizer, under names that no other optimizer uses.
+
+    Args:
+        op: `"mean"` or `"sum"`.
+        name: Tells this optimizer from others in the names of its requests. Defaults to its number
+            among the optimizers that have reduced something: a rank may create more of them, as
+            long as it does not use them.
+    """
+
+    def __init__(self, op: str, name: str | None) -> None:
+        self.op = op
+        self.name = name
+        # While True, what the optimizer is given was reduced already.
+        self.is_reduced = False
+        self.num_reductions = 0
+        self.num_steps_without = 0
+        # With accumulation: the variables of the step, and those of them whose gradients are to be
+        # clipped.
+        self.step_variables: Sequence[Any] = ()
+        self.clip_variables: Sequence[Any] | None = None
+        self._number: int | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Reducer:
+        """Return one that shares no scope with this: both may be used in one function."""
+        return Reducer(self.op, self.name)
+
+    @property
+    def scope(self) -> str:
+        """The part of the requests' names that is this optimizer's."""
+        if self.name is not None:
+            return self.name
+        if self._number is None:
+            self._number = next(_scopes)
+        return str(self._number)
+
+    def reduce(
+        self, values: Sequence[gradients.Gradient], variables: Sequence[Any]
+    ) -> list[gradients.Gradient]:
+        """Reduce `values`, the gradients of `variables`."""
+        strategy = tf.distribute.get_strategy()
+        if strategy.num_replicas_in_sync > 1:
+            raise ConfigError(
+                f"DistributedOptimizer is used under {type(strategy).__name__} with "
+                f"{strategy.num_replicas_in_sync} replicas in one process; it expects one replica "
+                "a rank. Build the model outside the strategy's scope and start one rank for each "
+                "device."
+            )
+        self.num_reductions += 1
+        return gradients.reduce_gradients(values, variables, op=self.op, scope=self.scope)
+
+    def reduce_accumulated(self, values: Sequence[gradients.Gradient]) -> list[gradients.Gradient]:
+        """Reduce `values`, those of `clip_variables`, under their names in the whole step."""
+        variables = self.clip_variables or ()
+        position = {id(variable): i for i, variable in enumerate(self.step_variables)}
+        places = [position[id(variable)] for variable in variables]
+        step_values: list[gradients.Gradient] = [None] * len(self.step_variables)
+        for place, value in zip(places, values, strict=True):
+            step_values[place] = value
+        reduced = self.reduce(step_values, self.step_variables)
+        return [reduced[place] for place in places]
+
+    def agree(self, flag: tf.Tensor) -> tf.Tensor:
+        """Return whether `flag` holds on every rank."""
+        return gradients.agree(flag, scope=self.scope)
+
+    def check_step(self, num_before: int, num_allowed: int) -> None:
+        """Refuse to go on when as many steps as `num_allowed` were applied without a reduction."""
+        if self.num_reductions > num_before:
+            self.num_steps_without = 0
+            return
+        self.num_steps_without += 1
+        if self.num_steps_without >= num_allowed:
+            raise ConfigError(
+                f"DistributedOptimizer applied {self.num_steps_without} steps and reduced no "
+                f"gradient: Keras {keras.__version__}, or the optimizer's own code, does not call "
+                "what keras_ring hooks for gradient_accumulation_steps. Build the optimizer "
+                "without gradient_accumulation_steps, or report this with the versions."
+            )
+
+
+def attach(optimizer: Any, reducer: Reducer) -> None:
+    """Make `optimizer` carry `reducer`, unseen by Keras's tracking of attributes."""
+    vars(optimizer)[_ATTRIBUTE] = reducer
+
+
+def reducer_of(optimizer: Any) -> Reducer | None:
+    """Return what a distributed optimizer carries; None for any other object."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return reducer_of(optimizer.inner_optimizer)
+    return (
+        vars(optimizer).get(_ATTRIBUTE)
+        if isinstance(optimizer, keras.optimizers.Optimizer)
+        else None
+    )
+
+
+def is_distributed(optimizer: Any) -> bool:
+    """Return whether `optimizer` reduces its gradients over all ranks."""
+    return reducer_of(optimizer) is not None
+
+
+def leaves(optimizer: Any) -> list[Any]:
+    """Return the optimizers that update variables: itself, or those inside a MultiOptimizer."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return leaves(optimizer.inner_optimizer)
+    if is_multi(optimizer):
+        return list(optimizer.optimizers)
+    return [optimizer]
+
+
+def is_multi(optimizer: Any) -> bool:
+    """Return whether `optimizer` hands its variables to optimizers of its own."""
+    kind = getattr(keras.optimizers, "MultiOptimizer", None)
+    return kind is not None and isinstance(optimizer, kind)
+
+
+def num_reductions(optimizer: Any) -> int:
+    """Return how many reductions were built or run for `optimizer` and those inside it."""
+    reducers = [reducer_of(optimizer), *map(reducer_of, leaves(optimizer))]
+    return sum(reducer.num_reductions for reducer in reducers if reducer is not None)
+
+
+def accumulates(optimizer: Any) -> bool:
+    """Return whether an optimizer in `optimizer` joins several batches to one step."""
+    return any(getattr(leaf, "gradient_accumulation_steps", None) for leaf in leaves(optimizer))
+
+
+@contextlib.contextmanager
+def already_reduced(optimizer: Any) -> Iterator[None]:
+    """Within it, `optimizer` takes the gradients that it is given as reduced."""
+    reducers = [reducer for reducer in map(reducer_of, leaves(optimizer)) if reducer is not None]
+    for reducer in reducers:
+        reducer.is_reduced = True
+    try:
+        yield
+    finally:
+        for reducer in reducers:
+            reducer.is_reduced = False
