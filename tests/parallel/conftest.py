@@ -136,7 +136,8 @@ class RankReporting:
                 if rank != 0:
                     terminalreporter.section(f"rank {rank} of {SIZE} failed")
                     lines = self.meeting.log_of_ended(rank)
-                    terminalreporter.write_line("\n".join(lines[-SHOWN_LINES:]))
+                    for line in lines[-SHOWN_LINES:]:
+                        terminalreporter.write_line(f"rank {rank} | {line}")
 
     @pytest.hookimpl(trylast=True)  # after the terminal reporter's last words
     def pytest_unconfigure(self) -> None:
