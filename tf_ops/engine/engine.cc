@@ -1,0 +1,425 @@
+#include "engine/engine.h"
+
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "core/log.h"
+#include "engine/buckets.h"
+#include "engine/execute.h"
+#include "engine/messages.h"
+
+namespace keras_ring {
+namespace {
+
+// While nothing of this rank waits, nobody waits for it either: what the others say may wait until
+// the next look. Requests wake the thread at once.
+constexpr std::chrono::microseconds kAtRest{20000};
+// While requests wait for other ranks, or a transfer for data.
+constexpr std::chrono::microseconds kInWait{1000};
+constexpr std::chrono::microseconds kInTransfer{100};
+// Seconds between two looks at whether the other processes are alive.
+constexpr double kLookForLost_s = 0.05;
+// Seconds that a rank which leaves at once spends on telling the others.
+constexpr double kTellOthers_s = 1.0;
+// Runs of a graph that failed; only the few that may still be winding down matter.
+constexpr std::size_t kFailedRuns = 64;
+
+constexpr char kShutDown[] = "keras_ring.shutdown() has been called; call keras_ring.init() first.";
+
+std::string Describe(const Request& request) {
+  return std::string(KindName(request.signature.kind)) + " '" + LabelOf(request.name) + "'";
+}
+
+}  // namespace
+
+Engine::Engine(std::unique_ptr<Transport> transport, const Options& options)
+    : options_(options),
+      transport_(std::move(transport)),
+      places_(AgreementTree(transport_->topology())),
+      place_(places_[transport_->rank()]),
+      wire_{transport_.get(), this, options.segment_bytes},
+      readiness_(transport_->rank(), transport_->topology(), options) {
+  if (transport_->size() > 1) thread_ = std::thread([this] { Run(); });
+}
+
+Engine::~Engine() { Abandon("its engine was thrown away"); }
+
+double Engine::NowS() const {
+  return std::chrono::duration<double>(Pause::Clock::now().time_since_epoch()).count();
+}
+
+Status Engine::RefuseEarly(const Request& request) const {
+  const Signature& signature = request.signature;
+  const std::string who = Describe(request);
+  if (signature.root < 0 || signature.root >= transport_->size()) {
+    return {Code::kInvalid, who + ": root_rank is " + std::to_string(signature.root) +
+                                "; expected a rank from 0 to " +
+                                std::to_string(transport_->size() - 1) + "."};
+  }
+  for (std::size_t i = 0; i < signature.dtypes.size(); ++i) {
+    if (signature.kind == Kind::kAllreduce && !IsReducible(signature.dtypes[i], signature.op)) {
+      return {Code::kInvalid,
+              who + ": op='" + (signature.is_mean ? "mean" : ReduceOpName(signature.op)) +
+                  "' has no meaning for dtype " + DTypeName(signature.dtypes[i]) +
+                  (signature.dtypes[i] == DType::kBool ? "; use op='min' (all) or 'max' (any)."
+                                                       : "; use op='sum', 'mean' or 'product'.")};
+    }
+    if (signature.kind == Kind::kAllgather && signature.shapes[i].empty()) {
+      return {Code::kInvalid, who + " takes tensors with at least one dimension, but tensor " +
+                                  std::to_string(i) + " is a scalar; reshape it to (1,)."};
+    }
+  }
+  return {};
+}
+
+void Engine::Submit(Request request) {
+  const Status status = RefuseEarly(request);
+  if (!status.ok()) return request.done(status);
+  bool has_ended = false;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    has_ended = ending_ != Ending::kNone;
+    if (!has_ended && transport_->size() > 1) {
+      submitted_.push_back(std::move(request));
+      news_.notify_one();
+      return;
+    }
+  }
+  if (has_ended) return request.done({Code::kInvalid, Describe(request) + ": " + kShutDown});
+  try {
+    Execute(wire_, {&request});
+    request.done({});
+  } catch (const Error& error) {
+    request.done(error.status());
+  }
+}
+
+bool Engine::Stop() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (ending_ == Ending::kNone) ending_ = Ending::kInAgreement;
+    news_.notify_one();
+  }
+  if (thread_.joinable()) {
+    thread_.join();
+  } else if (transport_->size() == 1) {
+    transport_->Close();
+  }
+  return failure_.ok();
+}
+
+void Engine::Abandon(const std::string& reason) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (ending_ == Ending::kNone || thread_.joinable()) {
+      ending_ = Ending::kAtOnce;
+      ending_reason_ = reason;
+    }
+    news_.notify_one();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void Engine::Run() {
+  // The default slack of 50 us would make every short sleep a long one.
+  prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0);
+  while (!IsOver()) {
+    try {
+      Pump();
+      if (failure_.ok() && !batches_.empty()) {
+        RunBatch();
+        pause_.Reset();
+      } else {
+        PauseUntilNews();
+      }
+    } catch (const Error& error) {
+      Fail(error.status(), /*is_news=*/true);
+    }
+  }
+  TakeSubmitted();
+  FailWaiting({Code::kInvalid, kShutDown});
+}
+
+bool Engine::IsOver() {
+  Ending ending;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ending = ending_;
+  }
+  if (ending == Ending::kNone) return false;
+  if (!failure_.ok() || ending == Ending::kAtOnce) {
+    if (failure_.ok()) {
+      Fail({Code::kPeerLost, transport_->topology().describe[rank()] + " is gone: " + ending_reason_},
+           /*is_news=*/true);
+    }
+    return true;
+  }
+  try {
+    if (static_cast<int>(departed_.size()) == transport_->size() && batches_.empty()) {
+      if (transport_->HasUnsentControl()) return false;
+      transport_->Close();
+      return true;
+    }
+  } catch (const Error&) {
+    return true;  // everybody had left anyway
+  }
+  return is_leaving_ && options_.stall_error_s > 0 &&
+         NowS() - leaving_since_s_ > options_.stall_error_s;
+}
+
+void Engine::Pump() {
+  TakeSubmitted();
+  if (!failure_.ok()) return;
+  TakeEnding();
+  int peer = -1;
+  std::string bytes;
+  while (failure_.ok() && transport_->RecvControl(&peer, &bytes)) {
+    pause_.Reset();
+    Handle(peer, bytes);
+  }
+  if (!failure_.ok()) return;
+  if (place_.parent >= 0) {
+    if (const auto message = readiness_.TakeUpward(NowS())) {
+      transport_->SendControl(place_.parent, Encode(*message));
+    }
+  } else {
+    const bool may_agree = !is_running_batch_ && batches_.empty();
+    if (const auto publication = readiness_.TakePublication(may_agree, NowS())) {
+      Apply(*publication, Encode(*publication));
+    }
+  }
+  LookForLostPeer();
+}
+
+void Engine::TakeSubmitted() {
+  std::vector<Request> submitted;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    submitted.swap(submitted_);
+  }
+  if (submitted.empty()) return;
+  pause_.Reset();
+  for (Request& request : submitted) {
+    const std::string key = KeyOf(request.name);
+    Status status = failure_;
+    if (status.ok() && !departed_.empty()) {
+      status = {Code::kPeerLost,
+                transport_->topology().describe[departed_.begin()->first] + " is gone: " +
+                    departed_.begin()->second};
+    }
+    if (!status.ok()) {
+      status.message = Describe(request) + ": " + status.message;
+    } else if (waiting_.count(key) > 0 || running_.count(key) > 0) {
+      status = {Code::kInvalid,
+                Describe(request) + " was called while a call under the same name '" + key +
+                    "' had not ended on rank " + std::to_string(rank()) +
+                    ". Give calls that run side by side names of their own."};
+    } else if (request.run != 0 && std::find(failed_runs_.begin(), failed_runs_.end(),
+                                             request.run) != failed_runs_.end()) {
+      status = {Code::kInvalid, Describe(request) + " was given up: another collective of the same "
+                                                    "run of the graph had failed."};
+    }
+    if (!status.ok()) {
+      request.done(status);
+      continue;
+    }
+    readiness_.AddOwn(request.name, request.signature, NowS());
+    waiting_.emplace(key, std::move(request));
+  }
+}
+
+void Engine::TakeEnding() {
+  if (is_leaving_) return;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (ending_ != Ending::kInAgreement) return;
+  }
+  is_leaving_ = true;
+  leaving_since_s_ = NowS();
+  FailWaiting({Code::kInvalid, kShutDown});
+  readiness_.AddDeparture({rank(), "it called keras_ring.shutdown(), or its script has ended"});
+}
+
+void Engine::Handle(int peer, const std::string& bytes) {
+  switch (TypeOf(bytes)) {
+    case MessageType::kUpward:
+      return readiness_.AddFromChild(peer, DecodeUpward(bytes), NowS());
+    case MessageType::kPublication:
+      return Apply(DecodePublication(bytes), bytes);
+    case MessageType::kFailure:
+      return Fail(DecodeFailure(bytes).status, /*is_news=*/false);
+  }
+  throw Error(Code::kInternal, "a control message of unknown type arrived");
+}
+
+void Engine::Apply(const Publication& publication, const std::string& bytes) {
+  for (const int child : place_.children) transport_->SendControl(child, bytes);
+  std::vector<Request> batch;
+  for (const std::string& key : readiness_.Apply(publication)) {
+    const auto found = waiting_.find(key);
+    if (found == waiting_.end()) {
+      throw Error(Code::kInternal, "the ranks agreed on '" + key + "', which rank " +
+                                       std::to_string(rank()) + " has not called");
+    }
+    running_.insert(key);
+    batch.push_back(std::move(found->second));
+    waiting_.erase(found);
+  }
+  if (!batch.empty()) batches_.push_back(std::move(batch));
+  for (const std::string& report : publication.reports) LogLine(rank(), report);
+  for (const Refused& refused : publication.refused) Refuse(refused);
+  if (!publication.refused.empty()) {
+    for (const auto& [key, request] : waiting_) {
+      readiness_.AddOwn(request.name, request.signature, NowS());
+    }
+  }
+  for (const Departure& departure : publication.departures) Depart(departure);
+}
+
+void Engine::Refuse(const Refused& refused) {
+  const auto found = waiting_.find(refused.key);
+  if (found == waiting_.end()) return;
+  const std::int64_t run = found->second.run;
+  const std::string label = Describe(found->second);
+  found->second.done(refused.status);
+  waiting_.erase(found);
+  if (run == 0) return;
+  failed_runs_.push_back(run);
+  if (failed_runs_.size() > kFailedRuns) failed_runs_.pop_front();
+  for (auto other = waiting_.begin(); other != waiting_.end();) {
+    if (other->second.run != run) {
+      ++other;
+      continue;
+    }
+    other->second.done({refused.status.code, Describe(other->second) + " was given up, because " +
+                                                 label + " of the same run of the graph failed: " +
+                                                 refused.status.message});
+    other = waiting_.erase(other);
+  }
+}
+
+void Engine::Depart(const Departure& departure) {
+  departed_[departure.rank] = departure.reason;
+  if (departure.rank == rank()) return;
+  FailWaiting({Code::kPeerLost, transport_->topology().describe[departure.rank] +
+                                    " is gone: " + departure.reason});
+}
+
+void Engine::RunBatch() {
+  is_running_batch_ = true;
+  std::vector<const Signature*> signatures;
+  for (const Request& request : batches_.front()) signatures.push_back(&request.signature);
+  for (const auto& indices : PlanBuckets(signatures, options_.bucket_bytes)) {
+    std::vector<Request*> bucket;
+    for (const std::size_t index : indices) bucket.push_back(&batches_.front()[index]);
+    running_label_ = Describe(*bucket.front());
+    Reset();
+    Execute(wire_, bucket);
+    for (Request* request : bucket) {
+      running_.erase(KeyOf(request->name));
+      std::exchange(request->done, nullptr)({});
+    }
+  }
+  batches_.pop_front();
+  is_running_batch_ = false;
+}
+
+void Engine::LookForLostPeer() {
+  const double now_s = NowS();
+  if (now_s - last_look_s_ < kLookForLost_s) return;
+  last_look_s_ = now_s;
+  const int lost = transport_->FindLostPeer();
+  if (lost < 0 || departed_.count(lost) > 0) return;
+  // It may have said why, as the last thing it did.
+  int peer = -1;
+  std::string bytes;
+  while (failure_.ok() && transport_->RecvControl(&peer, &bytes)) Handle(peer, bytes);
+  if (!failure_.ok() || departed_.count(lost) > 0) return;
+  throw Error(Code::kPeerLost, transport_->topology().describe[lost] +
+                                   " is gone: its process ended without leaving (killed, or out "
+                                   "of memory; look at its own output).");
+}
+
+void Engine::PauseUntilNews() {
+  const bool is_waiting = failure_.ok() && (!waiting_.empty() || is_leaving_);
+  const auto nap = is_waiting ? pause_.Next(is_leaving_ && waiting_.empty() ? kAtRest : kInWait)
+                              : kAtRest;
+  if (nap.count() == 0) return;
+  std::unique_lock<std::mutex> lock(mutex_);
+  const Ending before = is_leaving_ ? Ending::kInAgreement : Ending::kNone;
+  news_.wait_for(lock, nap, [&] { return !submitted_.empty() || ending_ != before; });
+}
+
+void Engine::Step() {
+  Pump();
+  if (!failure_.ok()) throw Error(failure_.code, failure_.message);
+  const double now_s = NowS();
+  if (waits_since_s_ == 0) waits_since_s_ = now_s;
+  const double waited_s = now_s - waits_since_s_;
+  if (waited_s > options_.stall_s) {
+    const std::string text = running_label_ + " is under way, but no data has come for " +
+                             std::to_string(static_cast<int>(waited_s)) +
+                             " s: a rank is stopped, or the network is down.";
+    if (options_.stall_error_s > 0 && waited_s > options_.stall_error_s) {
+      throw Error(Code::kTimeout, text);
+    }
+    if (!std::exchange(was_wait_reported_, true)) LogLine(rank(), text);
+  }
+  const auto nap = pause_.Next(kInTransfer);
+  if (nap.count() > 0) std::this_thread::sleep_for(nap);
+}
+
+void Engine::Reset() {
+  pause_.Reset();
+  waits_since_s_ = 0;
+  was_wait_reported_ = false;
+}
+
+void Engine::Fail(const Status& status, bool is_news) {
+  if (!failure_.ok()) return;
+  failure_ = status;
+  const bool is_mine = is_news && status.message.rfind(topology().describe[rank()], 0) == 0;
+  if (!is_mine) {
+    LogLine(rank(), status.message +
+                        (running_label_.empty() || !is_running_batch_ ? "" : " (during " +
+                                                                running_label_ + ")"));
+  }
+  // The memory of what was under way must stay until the process has ended: the network may still
+  // write to it.
+  for (auto& batch : batches_) {
+    for (Request& request : batch) {
+      if (request.done == nullptr) continue;
+      std::exchange(request.done, nullptr)({status.code, Describe(request) + ": " + status.message});
+      abandoned_.push_back(std::move(request));
+    }
+  }
+  batches_.clear();
+  is_running_batch_ = false;
+  FailWaiting(status);
+  TakeSubmitted();
+  if (!is_news) return;
+  try {
+    for (int peer = 0; peer < transport_->size(); ++peer) {
+      if (peer != rank() && departed_.count(peer) == 0) {
+        transport_->SendControl(peer, Encode(Failure{status}));
+      }
+    }
+    const double since_s = NowS();
+    while (transport_->HasUnsentControl() && NowS() - since_s < kTellOthers_s) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  } catch (const Error&) {
+    // A peer that cannot be told notices by itself.
+  }
+}
+
+void Engine::FailWaiting(const Status& status) {
+  for (auto& [key, request] : std::exchange(waiting_, {})) {
+    request.done({status.code, Describe(request) + ": " + status.message});
+  }
+}
+
+}  // namespace keras_ring

@@ -1,0 +1,116 @@
+// The engine of one generation: takes requests from any thread, agrees with the other ranks on what
+// runs when, runs it, and calls back. Failures never stay inside: every request ends in `done`.
+#ifndef KERAS_RING_ENGINE_ENGINE_H_
+#define KERAS_RING_ENGINE_ENGINE_H_
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "collectives/wire.h"
+#include "core/options.h"
+#include "engine/pause.h"
+#include "engine/readiness.h"
+#include "engine/request.h"
+#include "transport/transport.h"
+
+namespace keras_ring {
+
+// One thread owns the transport. It has started when the constructor returns and has ended when
+// Stop returns. A world of one needs neither: requests are carried out in Submit.
+//
+// When a rank fails, the generation is over for all: every waiting and later request ends with the
+// same error, and the engine is to be thrown away.
+class Engine : private Idle {
+ public:
+  Engine(std::unique_ptr<Transport> transport, const Options& options);
+  ~Engine() override;  // calls Abandon when Stop was not called
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  int rank() const { return transport_->rank(); }
+  const Topology& topology() const { return transport_->topology(); }
+
+  // Never blocks (but in a world of one). Thread: any.
+  void Submit(Request request);
+
+  // Leaves in agreement: requests that still wait end with an error, then the others are waited for,
+  // asleep, until they have left too, since they may need this rank to pass messages on. False when
+  // the generation has failed. Afterwards Submit refuses.
+  bool Stop();
+
+  // Leaves at once because this rank cannot go on; the others' requests fail with `reason`, e.g.
+  // "its script raised ValueError: …".
+  void Abandon(const std::string& reason);
+
+ private:
+  enum class Ending { kNone, kInAgreement, kAtOnce };
+
+  void Run();
+  bool IsOver();
+  // Takes in what has been submitted and what the others say; tells them what is new.
+  void Pump();
+  void TakeSubmitted();
+  void TakeEnding();
+  void Handle(int peer, const std::string& bytes);
+  void Apply(const Publication& publication, const std::string& bytes);
+  void Refuse(const Refused& refused);
+  void Depart(const Departure& departure);
+  void RunBatch();
+  void LookForLostPeer();
+  void PauseUntilNews();
+  // Ends the generation with an error; `is_news`: the others have not heard of it.
+  void Fail(const Status& status, bool is_news);
+  void FailWaiting(const Status& status);
+  Status RefuseEarly(const Request& request) const;
+  double NowS() const;
+
+  // Idle: called between two looks at a transfer.
+  void Step() override;
+  void Reset() override;
+
+  const Options options_;
+  const std::unique_ptr<Transport> transport_;
+  const std::vector<TreePlace> places_;
+  const TreePlace place_;
+  Wire wire_;
+
+  std::mutex mutex_;
+  std::condition_variable news_;
+  std::vector<Request> submitted_;           // guarded by mutex_
+  Ending ending_ = Ending::kNone;            // guarded by mutex_
+  std::string ending_reason_;                // guarded by mutex_
+
+  // The engine's thread alone.
+  Readiness readiness_;
+  std::map<std::string, Request> waiting_;   // by key; called on this rank, not agreed yet
+  std::set<std::string> running_;            // keys agreed and not done
+  std::deque<std::vector<Request>> batches_;  // agreed, in order
+  std::vector<Request> abandoned_;           // the network may still write to their memory
+  std::deque<std::int64_t> failed_runs_;
+  std::map<int, std::string> departed_;      // reason by rank
+  bool is_leaving_ = false;
+  double leaving_since_s_ = 0;
+  bool is_running_batch_ = false;
+  std::string running_label_;
+  Status failure_;
+  Pause pause_;
+  double last_look_s_ = 0;
+  double waits_since_s_ = 0;
+  bool was_wait_reported_ = false;
+
+  std::thread thread_;  // last: it uses all of the above
+};
+
+}  // namespace keras_ring
+
+#endif  // KERAS_RING_ENGINE_ENGINE_H_

@@ -1,0 +1,281 @@
+#include "engine/readiness.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <iterator>
+#include <utility>
+
+namespace keras_ring {
+namespace {
+
+// A rank list for a sentence: "0, 2, 5", cut where nobody reads on.
+std::string Join(const std::vector<std::int32_t>& ranks) {
+  constexpr std::size_t kMost = 16;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(ranks.size(), kMost); ++i) {
+    text += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
+  }
+  if (ranks.size() > kMost) text += " and " + std::to_string(ranks.size() - kMost) + " more";
+  return text;
+}
+
+std::string Seconds(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g s", seconds);
+  return text;
+}
+
+std::string Who(const std::vector<std::int32_t>& ranks) {
+  return (ranks.size() == 1 ? "rank " : "ranks ") + Join(ranks) +
+         (ranks.size() == 1 ? " has " : " have ");
+}
+
+}  // namespace
+
+Readiness::Readiness(int rank, const Topology& topology, const Options& options)
+    : rank_(rank),
+      topology_(topology),
+      options_(options),
+      place_(AgreementTree(topology)[rank]),
+      known_(options.known_requests) {
+  const std::vector<TreePlace> places = AgreementTree(topology);
+  for (const int child : place_.children) {
+    auto& below = ranks_below_[child];
+    below.push_back(child);
+    for (std::size_t i = 0; i < below.size(); ++i) {
+      const auto& children = places[below[i]].children;
+      below.insert(below.end(), children.begin(), children.end());
+    }
+    seen_by_[child] = 0;
+  }
+}
+
+Readiness::Waiting* Readiness::Find(const std::string& name, double since_s) {
+  Waiting& waiting = waiting_[KeyOf(name)];
+  if (waiting.groups.empty()) waiting.since_s = since_s;
+  // A known request comes without its label.
+  if (waiting.name.size() < name.size()) waiting.name = name;
+  waiting.since_s = std::min(waiting.since_s, since_s);
+  return &waiting;
+}
+
+void Readiness::Add(Waiting* waiting, Group group, int num_ranks) {
+  const auto merge = [](std::vector<Group>* groups, const Group& more) {
+    const auto same = std::find_if(groups->begin(), groups->end(), [&more](const Group& other) {
+      return other.signature == more.signature || *other.signature == *more.signature;
+    });
+    if (same == groups->end()) return groups->push_back(more);
+    same->ranks.insert(same->ranks.end(), more.ranks.begin(), more.ranks.end());
+    same->whole_children.insert(same->whole_children.end(), more.whole_children.begin(),
+                                more.whole_children.end());
+  };
+  merge(&waiting->groups, group);
+  if (place_.parent >= 0) merge(&waiting->untold, group);
+  waiting->num_ready += num_ranks;
+  if (waiting->num_ready == place_.subtree_size) complete_.push_back(KeyOf(waiting->name));
+}
+
+void Readiness::AddOwn(const std::string& name, const Signature& signature, double now_s) {
+  Group group;
+  const auto number = known_.Find(KeyOf(name), signature);
+  group.signature =
+      number ? known_.Get(*number)->signature : std::make_shared<const Signature>(signature);
+  group.ranks.push_back(rank_);
+  Add(Find(name, now_s), std::move(group), 1);
+}
+
+void Readiness::AddDeparture(const Departure& departure) { departures_.push_back(departure); }
+
+void Readiness::AddFromChild(int child, const Upward& message, double now_s) {
+  departures_.insert(departures_.end(), message.departures.begin(), message.departures.end());
+  seen_by_[child] = std::max(seen_by_[child], message.seen);
+  if (message.epoch != epoch_) return;
+  for (const std::uint32_t number : message.known) {
+    const Known::Entry* entry = known_.Get(number);
+    if (entry == nullptr) {
+      throw Error(Code::kInternal,
+                  "rank " + std::to_string(child) + " named a request by an unknown number");
+    }
+    Group group;
+    group.signature = entry->signature;
+    group.whole_children.push_back(child);
+    Add(Find(entry->key, now_s), std::move(group), static_cast<int>(ranks_below_[child].size()));
+  }
+  for (const NamedReadiness& named : message.named) {
+    for (const Callers& callers : named.callers) {
+      Group group;
+      group.signature = std::make_shared<const Signature>(callers.signature);
+      group.ranks = callers.ranks;
+      Add(Find(named.name, now_s - named.waited_s), std::move(group),
+          static_cast<int>(callers.ranks.size()));
+    }
+  }
+}
+
+std::vector<std::int32_t> Readiness::RanksOf(const Group& group) const {
+  std::vector<std::int32_t> ranks = group.ranks;
+  for (const int child : group.whole_children) {
+    const auto& below = ranks_below_.at(child);
+    ranks.insert(ranks.end(), below.begin(), below.end());
+  }
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
+}
+
+NamedReadiness Readiness::Tell(Waiting* waiting, double now_s) const {
+  NamedReadiness named;
+  named.name = waiting->name;
+  named.waited_s = now_s - waiting->since_s;
+  for (const Group& group : waiting->untold) {
+    named.callers.push_back(Callers{*group.signature, RanksOf(group)});
+  }
+  waiting->untold.clear();
+  waiting->was_told_in_part = true;
+  return named;
+}
+
+std::optional<Upward> Readiness::TakeUpward(double now_s) {
+  Upward message;
+  message.epoch = epoch_;
+  message.seen = sequence_;
+  for (const std::string& key : complete_) {
+    Waiting& waiting = waiting_[key];
+    std::optional<std::uint32_t> number;
+    if (!waiting.was_told_in_part && waiting.groups.size() == 1) {
+      number = known_.Find(key, *waiting.groups.front().signature);
+    }
+    if (number) {
+      message.known.push_back(*number);
+      waiting.untold.clear();
+    } else {
+      message.named.push_back(Tell(&waiting, now_s));
+    }
+  }
+  complete_.clear();
+  if (now_s >= next_look_s_) {
+    next_look_s_ = now_s + options_.stall_s / 8;
+    for (auto& [key, waiting] : waiting_) {
+      if (!waiting.untold.empty() && now_s - waiting.since_s >= options_.stall_s / 2) {
+        message.named.push_back(Tell(&waiting, now_s));
+      }
+    }
+  }
+  message.departures = std::exchange(departures_, {});
+  if (message.known.empty() && message.named.empty() && message.departures.empty()) {
+    return std::nullopt;
+  }
+  return message;
+}
+
+std::optional<Publication> Readiness::TakePublication(bool may_agree, double now_s) {
+  Publication publication;
+  std::vector<std::string> later;
+  for (const std::string& key : complete_) {
+    const Waiting& waiting = waiting_[key];
+    if (waiting.groups.size() > 1) {
+      publication.refused.push_back(Refused{key, Disagreement(waiting)});
+    } else if (!may_agree || has_departures_) {
+      later.push_back(key);
+    } else if (const auto number = known_.Find(key, *waiting.groups.front().signature)) {
+      publication.agreed.push_back(Agreed{/*is_known=*/true, *number, ""});
+    } else {
+      publication.agreed.push_back(Agreed{/*is_known=*/false, 0, key});
+    }
+  }
+  complete_ = std::move(later);
+  if (now_s >= next_look_s_) {
+    next_look_s_ = now_s + options_.stall_s / 8;
+    for (auto& [key, waiting] : waiting_) {
+      const double waited_s = now_s - waiting.since_s;
+      if (waiting.num_ready == topology_.size()) continue;
+      if (options_.stall_error_s > 0 && waited_s >= options_.stall_error_s) {
+        publication.refused.push_back(
+            Refused{key, Status{Code::kTimeout, Stall(waiting, now_s, /*is_error=*/true)}});
+      } else if (waited_s >= options_.stall_s && !waiting.was_reported) {
+        waiting.was_reported = true;
+        publication.reports.push_back(Stall(waiting, now_s, /*is_error=*/false));
+      }
+    }
+  }
+  publication.departures = std::exchange(departures_, {});
+  has_departures_ = has_departures_ || !publication.departures.empty();
+  if (publication.agreed.empty() && publication.refused.empty() && publication.reports.empty() &&
+      publication.departures.empty()) {
+    return std::nullopt;
+  }
+  publication.sequence = sequence_ + 1;
+  return publication;
+}
+
+std::vector<std::string> Readiness::Apply(const Publication& publication) {
+  sequence_ = publication.sequence;
+  std::vector<std::string> keys;
+  for (const Agreed& agreed : publication.agreed) {
+    if (agreed.is_known) {
+      known_.Touch(agreed.number);
+      keys.push_back(known_.Get(agreed.number)->key);
+    } else {
+      keys.push_back(agreed.key);
+      known_.Add(agreed.key, waiting_.at(agreed.key).groups.front().signature, sequence_);
+    }
+    waiting_.erase(keys.back());
+  }
+  std::uint64_t seen = sequence_;
+  for (const auto& [child, child_seen] : seen_by_) seen = std::min(seen, child_seen);
+  known_.ForgetRetired(seen);
+  if (!publication.refused.empty()) {
+    ++epoch_;
+    waiting_.clear();
+    complete_.clear();
+  }
+  return keys;
+}
+
+Status Readiness::Disagreement(const Waiting& waiting) const {
+  // The two largest camps are what a person compares first.
+  std::vector<const Group*> camps;
+  for (const Group& group : waiting.groups) camps.push_back(&group);
+  std::stable_sort(camps.begin(), camps.end(), [this](const Group* a, const Group* b) {
+    return RanksOf(*a).front() < RanksOf(*b).front();
+  });
+  const Signature& first = *camps.front()->signature;
+  std::string text;
+  std::string what;
+  for (std::size_t i = 1; i < camps.size(); ++i) {
+    const Difference difference = Differ(first, *camps[i]->signature);
+    if (i == 1) {
+      what = difference.what;
+      text = Who(RanksOf(*camps.front())) + difference.first;
+    }
+    text += ", " + Who(RanksOf(*camps[i])) +
+            (difference.what == what ? "" : difference.what + " ") + difference.second;
+  }
+  return Status{Code::kMismatch,
+                std::string(KindName(first.kind)) + " '" + LabelOf(waiting.name) +
+                    "': ranks disagree on " + what + ": " + text +
+                    ". Build the same model and make the same calls on every rank."};
+}
+
+std::string Readiness::Stall(const Waiting& waiting, double now_s, bool is_error) const {
+  std::vector<std::int32_t> callers;
+  for (const Group& group : waiting.groups) {
+    const auto ranks = RanksOf(group);
+    callers.insert(callers.end(), ranks.begin(), ranks.end());
+  }
+  std::sort(callers.begin(), callers.end());
+  std::vector<std::int32_t> missing;
+  for (std::int32_t rank = 0; rank < topology_.size(); ++rank) {
+    if (!std::binary_search(callers.begin(), callers.end(), rank)) missing.push_back(rank);
+  }
+  const std::string knob = is_error ? "KERAS_RING_STALL_ERROR_S (now " +
+                                          Seconds(options_.stall_error_s) + "; 0: never)"
+                                    : "KERAS_RING_STALL_S (now " + Seconds(options_.stall_s) + ")";
+  return std::string(KindName(waiting.groups.front().signature->kind)) + " '" +
+         LabelOf(waiting.name) + "' has waited " + Seconds(now_s - waiting.since_s) +
+         "; missing ranks: " + Join(missing) + "; ranks that called it: " + Join(callers) +
+         ". The missing ranks have not called it; look for branches that depend on the rank, or "
+         "raise " +
+         knob + ".";
+}
+
+}  // namespace keras_ring

@@ -1,0 +1,96 @@
+// When may a request run? One rank's part of that agreement: a place in the tree, a table of what is
+// ready below, what to tell the parent, and, at the root, what to publish. A state machine without
+// thread, clock or wire, so that every course of events can be tested.
+//
+// A rank tells its parent once its whole subtree is ready, which for a known request is one bit. The
+// root publishes what all ranks have called; everybody takes publications in, in order. When ranks
+// disagree the root publishes a refusal: all forget what was ready, count an epoch further and tell
+// what is still waiting anew, for some ranks' requests may have ended with the refused one.
+#ifndef KERAS_RING_ENGINE_READINESS_H_
+#define KERAS_RING_ENGINE_READINESS_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/options.h"
+#include "engine/known.h"
+#include "engine/messages.h"
+#include "engine/request.h"
+#include "transport/topology.h"
+
+namespace keras_ring {
+
+class Readiness {
+ public:
+  Readiness(int rank, const Topology& topology, const Options& options);
+
+  // This rank has called `name`; not again before the name was published. `now_s` is any clock that
+  // only this rank reads.
+  void AddOwn(const std::string& name, const Signature& signature, double now_s);
+
+  // This rank, or one below, will not call anything any more.
+  void AddDeparture(const Departure& departure);
+
+  void AddFromChild(int child, const Upward& message, double now_s);
+
+  // For the parent, if there is anything new. Names that wait for long are told before they are
+  // complete, so that the root can say who is missing.
+  std::optional<Upward> TakeUpward(double now_s);
+
+  // Root only: what all ranks shall do next, if there is anything. Without `may_agree` (the wire is
+  // busy) nothing new is started, but refusals, reports and departures go out.
+  std::optional<Publication> TakePublication(bool may_agree, double now_s);
+
+  // The keys to run now, in order. After a refusal the caller adds its waiting requests again.
+  std::vector<std::string> Apply(const Publication& publication);
+
+ private:
+  // Ranks that called with one signature. Children whose whole subtree did are kept by the child.
+  struct Group {
+    std::shared_ptr<const Signature> signature;
+    std::vector<std::int32_t> ranks;
+    std::vector<int> whole_children;
+  };
+  struct Waiting {
+    std::string name;
+    std::vector<Group> groups;
+    std::vector<Group> untold;  // the part that the parent has not been told
+    bool was_told_in_part = false;
+    int num_ready = 0;
+    double since_s = 0;
+    bool was_reported = false;
+  };
+
+  Waiting* Find(const std::string& name, double since_s);
+  void Add(Waiting* waiting, Group group, int num_ranks);
+  std::vector<std::int32_t> RanksOf(const Group& group) const;
+  NamedReadiness Tell(Waiting* waiting, double now_s) const;
+  Status Disagreement(const Waiting& waiting) const;
+  // "has waited 60 s; ranks 0, 1 have called it, missing: rank 2 (host b, pid 812). …"
+  std::string Stall(const Waiting& waiting, double now_s, bool is_error) const;
+
+  const int rank_;
+  const Topology topology_;
+  const Options options_;
+  const TreePlace place_;
+  std::map<int, std::vector<std::int32_t>> ranks_below_;  // of each child's subtree
+  std::map<int, std::uint64_t> seen_by_;                  // last publication that a child took in
+
+  Known known_;
+  std::unordered_map<std::string, Waiting> waiting_;  // by key
+  std::vector<std::string> complete_;                 // keys ready on the subtree and not yet told
+  std::vector<Departure> departures_;                 // not yet told
+  bool has_departures_ = false;
+  std::uint32_t epoch_ = 0;
+  std::uint64_t sequence_ = 0;
+  double next_look_s_ = 0;  // for names that wait for long
+};
+
+}  // namespace keras_ring
+
+#endif  // KERAS_RING_ENGINE_READINESS_H_

@@ -1,0 +1,71 @@
+#include "engine/request.h"
+
+#include <cstdio>
+
+namespace keras_ring {
+namespace {
+
+std::string OpText(const Signature& signature) {
+  return signature.is_mean ? "mean" : ReduceOpName(signature.op);
+}
+
+std::string NumberText(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", value);
+  return text;
+}
+
+}  // namespace
+
+const char* KindName(Kind kind) {
+  switch (kind) {
+    case Kind::kAllreduce:
+      return "allreduce";
+    case Kind::kAllgather:
+      return "allgather";
+    case Kind::kBroadcast:
+      return "broadcast";
+    case Kind::kBarrier:
+      return "barrier";
+  }
+  return "unknown";
+}
+
+bool Signature::operator==(const Signature& other) const {
+  return kind == other.kind && op == other.op && is_mean == other.is_mean && root == other.root &&
+         prescale == other.prescale && postscale == other.postscale && dtypes == other.dtypes &&
+         shapes == other.shapes;
+}
+
+Difference Differ(const Signature& a, const Signature& b) {
+  if (a.kind != b.kind) return {"collective", KindName(a.kind), KindName(b.kind)};
+  if (a.dtypes.size() != b.dtypes.size()) {
+    return {"number of tensors", std::to_string(a.dtypes.size()), std::to_string(b.dtypes.size())};
+  }
+  const auto where = [&a](const char* what, std::size_t i) {
+    return a.dtypes.size() == 1 ? what : what + (" of tensor " + std::to_string(i));
+  };
+  for (std::size_t i = 0; i < a.dtypes.size(); ++i) {
+    if (a.dtypes[i] != b.dtypes[i]) {
+      return {where("dtype", i), DTypeName(a.dtypes[i]), DTypeName(b.dtypes[i])};
+    }
+    if (a.shapes[i] != b.shapes[i]) {
+      return {where("shape", i), ToString(a.shapes[i]), ToString(b.shapes[i])};
+    }
+  }
+  if (a.op != b.op || a.is_mean != b.is_mean) return {"operation", OpText(a), OpText(b)};
+  if (a.root != b.root) return {"root rank", std::to_string(a.root), std::to_string(b.root)};
+  if (a.prescale != b.prescale) {
+    return {"prescale_factor", NumberText(a.prescale), NumberText(b.prescale)};
+  }
+  return {"postscale_factor", NumberText(a.postscale), NumberText(b.postscale)};
+}
+
+std::string KeyOf(const std::string& name) { return name.substr(0, name.find('#')); }
+
+std::string LabelOf(const std::string& name) {
+  const std::size_t hash = name.find('#');
+  return hash == std::string::npos ? name : name.substr(hash + 1);
+}
+
+}  // namespace keras_ring

@@ -1,0 +1,71 @@
+// One call of a collective on this rank, and what the ranks compare about it.
+#ifndef KERAS_RING_ENGINE_REQUEST_H_
+#define KERAS_RING_ENGINE_REQUEST_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/shape.h"
+#include "core/status.h"
+#include "reduce/reduce.h"
+
+namespace keras_ring {
+
+enum class Kind : std::uint8_t { kAllreduce, kAllgather, kBroadcast, kBarrier };
+
+const char* KindName(Kind kind);
+
+// Everything that must be the same on all ranks.
+struct Signature {
+  Kind kind = Kind::kBarrier;
+  ReduceOp op = ReduceOp::kSum;
+  bool is_mean = false;
+  std::int32_t root = 0;
+  double prescale = 1.0;
+  double postscale = 1.0;
+  std::vector<DType> dtypes;  // of each tensor
+  std::vector<Shape> shapes;  // of each tensor; -1 where ranks may differ
+
+  bool operator==(const Signature& other) const;
+};
+
+// Says in which respect two signatures differ, and each one's value: {"shape", "(2,)", "(3,)"}.
+struct Difference {
+  std::string what;
+  std::string first;
+  std::string second;
+};
+Difference Differ(const Signature& a, const Signature& b);
+
+// The tensors live until `done` has been called. When the generation fails while the network may
+// still write to them, the engine holds on to the request, and so to `keep_alive`.
+struct Request {
+  // Matched between ranks up to the first '#'; the rest is a label for messages.
+  std::string name;
+  Signature signature;
+  std::vector<const void*> inputs;
+  std::vector<void*> outputs;
+  // Allgather only: makes room for `rows` rows of tensor `index`; null on failure.
+  std::function<void*(std::size_t index, std::int64_t rows)> allocate;
+  // Called exactly once, from the engine's thread or from Submit.
+  std::function<void(const Status&)> done;
+  std::shared_ptr<void> keep_alive;
+  // The run of a graph that this request belongs to; 0: none. When one request of a run fails the
+  // others of the same run are given up, for their graph will not go on.
+  std::int64_t run = 0;
+  // Allgather only: this rank's first dimensions, and then everybody's, rank by rank.
+  std::vector<std::int64_t> rows;
+  std::vector<std::int64_t> all_rows;
+};
+
+// The part of a name that ranks match by, and the part that a person wants to read.
+std::string KeyOf(const std::string& name);
+std::string LabelOf(const std::string& name);
+
+}  // namespace keras_ring
+
+#endif  // KERAS_RING_ENGINE_REQUEST_H_

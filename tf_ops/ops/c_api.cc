@@ -1,0 +1,150 @@
+#include "ops/c_api.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/engine.h"
+#include "ops/process.h"
+#include "transport/inprocess.h"
+#include "transport/mpi_transport.h"
+
+namespace keras_ring {
+namespace {
+
+struct Process {
+  std::mutex mutex;
+  std::shared_ptr<Engine> engine;  // guarded by mutex
+  pid_t pid = 0;                   // guarded by mutex; of the process that started the engine
+  // Engines of failed generations: the network may still write to what their requests point to, so
+  // they are kept until the process ends. Guarded by mutex.
+  std::vector<std::shared_ptr<Engine>> failed;
+  InprocessHub alone{Topology::OneHost(1)};
+};
+
+// Never destroyed: threads of TensorFlow may outlive static destructors.
+Process& TheProcess() {
+  static auto* process = new Process;
+  return *process;
+}
+
+// Takes the engine away from whoever would submit from now on.
+std::shared_ptr<Engine> TakeEngine() {
+  Process& process = TheProcess();
+  const std::lock_guard<std::mutex> lock(process.mutex);
+  if (process.pid != getpid()) return nullptr;
+  return std::move(process.engine);
+}
+
+void Bury(std::shared_ptr<Engine> engine) {
+  Process& process = TheProcess();
+  const std::lock_guard<std::mutex> lock(process.mutex);
+  process.failed.push_back(std::move(engine));
+}
+
+int Report(const Status& status, char* message, int64_t message_bytes) {
+  std::snprintf(message, message_bytes, "%s", status.message.c_str());
+  return static_cast<int>(status.code);
+}
+
+std::shared_ptr<Engine> MakeEngine(int use_mpi, int fortran_comm, const Options& options) {
+  auto transport = use_mpi != 0 ? ConnectMpi(fortran_comm, options.stall_error_s)
+                                : TheProcess().alone.Connect(0);
+  return std::make_shared<Engine>(std::move(transport), options);
+}
+
+// The engine, or why there is none.
+Status CurrentEngine(std::shared_ptr<Engine>* engine) {
+  Process& process = TheProcess();
+  const std::lock_guard<std::mutex> lock(process.mutex);
+  if (process.engine == nullptr) {
+    return {Code::kInvalid, "keras_ring is not initialised; call keras_ring.init() first."};
+  }
+  if (process.pid != getpid()) {
+    return {Code::kInvalid,
+            "this process was forked from rank " + std::to_string(process.engine->rank()) +
+                " after keras_ring.init(). Collectives belong to the rank itself; start helpers "
+                "with the 'spawn' method, or fork them before init()."};
+  }
+  *engine = process.engine;
+  return {};
+}
+
+}  // namespace
+
+void Submit(Request request) {
+  std::shared_ptr<Engine> engine;
+  Status status = CurrentEngine(&engine);
+  if (status.ok()) return engine->Submit(std::move(request));
+  status.message = std::string(KindName(request.signature.kind)) + " '" + LabelOf(request.name) +
+                   "': " + status.message;
+  request.done(status);
+}
+
+}  // namespace keras_ring
+
+using keras_ring::Code;
+
+int keras_ring_start(int use_mpi, int fortran_comm, const keras_ring_options* options,
+                     keras_ring_place* place, char* message, int64_t message_bytes) {
+  auto& process = keras_ring::TheProcess();
+  keras_ring::Options given;
+  given.stall_s = options->stall_s;
+  given.stall_error_s = options->stall_error_s;
+  given.segment_bytes = options->segment_bytes;
+  given.bucket_bytes = options->bucket_bytes;
+  given.known_requests = options->known_requests;
+  try {
+    auto engine = keras_ring::MakeEngine(use_mpi, fortran_comm, given);
+    const keras_ring::Topology& topology = engine->topology();
+    place->rank = engine->rank();
+    place->size = topology.size();
+    place->local_rank = topology.local_rank(place->rank);
+    place->local_size = topology.local_size(place->rank);
+    place->node_rank = topology.node_of[place->rank];
+    place->num_nodes = topology.num_nodes();
+    const std::lock_guard<std::mutex> lock(process.mutex);
+    process.engine = std::move(engine);
+    process.pid = getpid();
+    return static_cast<int>(Code::kOk);
+  } catch (const keras_ring::Error& error) {
+    return keras_ring::Report(error.status(), message, message_bytes);
+  } catch (const std::exception& error) {
+    return keras_ring::Report({Code::kInternal, error.what()}, message, message_bytes);
+  }
+}
+
+int keras_ring_stop(void) {
+  auto engine = keras_ring::TakeEngine();
+  if (engine == nullptr || engine->Stop()) return static_cast<int>(Code::kOk);
+  keras_ring::Bury(std::move(engine));
+  return static_cast<int>(Code::kPeerLost);
+}
+
+void keras_ring_abandon(const char* reason) {
+  auto engine = keras_ring::TakeEngine();
+  if (engine == nullptr) return;
+  engine->Abandon(reason);
+  keras_ring::Bury(std::move(engine));
+}
+
+void keras_ring_end_failed_process(void) {
+  std::fflush(nullptr);
+  _exit(1);
+}
+
+const char* keras_ring_running_mpi(void) {
+  static const auto* text = new std::string(keras_ring::RunningMpi());
+  return text->c_str();
+}
+
+const char* keras_ring_compiled_mpi(void) {
+  static const auto* text = new std::string(keras_ring::CompiledMpi());
+  return text->c_str();
+}

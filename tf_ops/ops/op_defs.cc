@@ -1,0 +1,106 @@
+#include "ops/op_defs.h"
+
+#include <vector>
+
+#include "ops/tf_api.h"
+
+namespace keras_ring {
+namespace {
+
+constexpr char kTypes[] =
+    "{bool, int8, int16, int32, int64, uint8, uint16, uint32, uint64, half, bfloat16, float, "
+    "double, complex64, complex128}";
+
+void OutputsLikeInputs(TF_ShapeInferenceContext* context, TF_Status* status) {
+  const TfApi& tf = Tf();
+  TF_ShapeHandle* shape = tf.NewShapeHandle();
+  const auto num_inputs = static_cast<int>(tf.ShapeInferenceContextNumInputs(context));
+  for (int i = 0; i < num_inputs && tf.GetCode(status) == 0; ++i) {
+    tf.ShapeInferenceContextGetInput(context, i, shape, status);
+    if (tf.GetCode(status) == 0) tf.ShapeInferenceContextSetOutput(context, i, shape, status);
+  }
+  tf.DeleteShapeHandle(shape);
+}
+
+// (n, …) becomes (None, …); a tensor of unknown rank stays one.
+void OutputsWithOpenRows(TF_ShapeInferenceContext* context, TF_Status* status) {
+  const TfApi& tf = Tf();
+  TF_ShapeHandle* shape = tf.NewShapeHandle();
+  TF_ShapeHandle* row = tf.NewShapeHandle();
+  TF_ShapeHandle* rows = tf.ShapeInferenceContextVectorFromSize(context, static_cast<std::size_t>(-1));
+  const auto num_inputs = static_cast<int>(tf.ShapeInferenceContextNumInputs(context));
+  for (int i = 0; i < num_inputs && tf.GetCode(status) == 0; ++i) {
+    tf.ShapeInferenceContextGetInput(context, i, shape, status);
+    if (tf.ShapeInferenceContextRankKnown(context, shape) != 0) {
+      const std::int64_t rank = tf.ShapeInferenceContextRank(context, shape);
+      if (rank == 0) {
+        tf.SetStatus(status, 3,
+                     "allgather takes tensors with at least one dimension, but got a scalar; "
+                     "reshape it to (1,).");
+        break;
+      }
+      tf.ShapeInferenceContextSubshape(context, shape, 1, rank, row, status);
+      if (tf.GetCode(status) == 0) {
+        tf.ShapeInferenceContextConcatenateShapes(context, rows, row, shape, status);
+      }
+    }
+    if (tf.GetCode(status) == 0) tf.ShapeInferenceContextSetOutput(context, i, shape, status);
+  }
+  tf.DeleteShapeHandle(rows);
+  tf.DeleteShapeHandle(row);
+  tf.DeleteShapeHandle(shape);
+}
+
+struct OpDef {
+  const char* name;
+  std::vector<std::string> attrs;
+  const char* input;   // null: none
+  const char* output;  // null: none
+  void (*shape)(TF_ShapeInferenceContext*, TF_Status*);
+};
+
+std::string Register(const OpDef& op) {
+  const TfApi& tf = Tf();
+  TF_OpDefinitionBuilder* builder = tf.NewOpDefinitionBuilder(op.name);
+  for (const std::string& attr : op.attrs) tf.OpDefinitionBuilderAddAttr(builder, attr.c_str());
+  if (op.input != nullptr) tf.OpDefinitionBuilderAddInput(builder, op.input);
+  if (op.output != nullptr) tf.OpDefinitionBuilderAddOutput(builder, op.output);
+  // Stateful: never folded, merged with an equal one, or pruned when nobody reads the result, since
+  // the other ranks wait for this one's call.
+  tf.OpDefinitionBuilderSetIsStateful(builder, true);
+  if (op.shape != nullptr) tf.OpDefinitionBuilderSetShapeInferenceFunction(builder, op.shape);
+  TfStatus status;
+  tf.RegisterOpDefinition(builder, status.get());
+  return status.ok() ? "" : std::string(op.name) + ": " + tf.Message(status.get());
+}
+
+}  // namespace
+
+std::string RegisterOps() {
+  const std::string name = "tensor_name: string";
+  const std::string type = std::string("T: ") + kTypes;
+  const std::string count = "N: int >= 1";
+  // Factors are written out as text: a float attribute would round them to float32.
+  const OpDef ops[] = {
+      {kAllreduceOp,
+       {name, type, count, "op: {'mean', 'sum', 'min', 'max', 'product'}",
+        "prescale_factor: string = '1.0'", "postscale_factor: string = '1.0'"},
+       "x: N * T",
+       "y: N * T",
+       OutputsLikeInputs},
+      {kAllgatherOp, {name, type, count}, "x: N * T", "y: N * T", OutputsWithOpenRows},
+      {kBroadcastOp,
+       {name, std::string("T: list(") + kTypes + ") >= 1", "root_rank: string"},
+       "x: T",
+       "y: T",
+       OutputsLikeInputs},
+      {kBarrierOp, {name}, nullptr, nullptr, nullptr},
+  };
+  for (const OpDef& op : ops) {
+    const std::string message = Register(op);
+    if (!message.empty()) return message;
+  }
+  return "";
+}
+
+}  // namespace keras_ring

@@ -1,0 +1,26 @@
+// The transport over MPI point to point, which brings shared memory, TCP and RDMA. The only user of
+// mpi.h is its .cc file; communicators come as Fortran handles, an int in every MPI.
+#ifndef KERAS_RING_TRANSPORT_MPI_TRANSPORT_H_
+#define KERAS_RING_TRANSPORT_MPI_TRANSPORT_H_
+
+#include <memory>
+#include <string>
+
+#include "transport/transport.h"
+
+namespace keras_ring {
+
+// Duplicates the communicator with the Fortran handle `fortran_comm`; the caller's own is never
+// used for a message. MPI must be initialised with MPI_THREAD_MULTIPLE. Every rank of the
+// communicator calls this; throws Error(kTimeout) when some have not after `timeout_s` seconds
+// (0: never).
+std::unique_ptr<Transport> ConnectMpi(int fortran_comm, double timeout_s);
+
+// The MPI in this process, and the one that this library was compiled with, e.g.
+// "Open MPI v5.0.11" and "Open MPI 5.0.11".
+std::string RunningMpi();
+std::string CompiledMpi();
+
+}  // namespace keras_ring
+
+#endif  // KERAS_RING_TRANSPORT_MPI_TRANSPORT_H_

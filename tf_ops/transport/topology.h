@@ -1,0 +1,38 @@
+// Who sits where: made once per generation by the transport, read by everybody else.
+#ifndef KERAS_RING_TRANSPORT_TOPOLOGY_H_
+#define KERAS_RING_TRANSPORT_TOPOLOGY_H_
+
+#include <string>
+#include <vector>
+
+namespace keras_ring {
+
+struct Topology {
+  // node_of[rank] is the index of the rank's host. Hosts are numbered by their lowest rank, so rank
+  // 0 is always on host 0 and the first rank of each host is its leader.
+  std::vector<int> node_of;
+  // describe[rank] names the process in messages: "rank 3 (host b, pid 812)".
+  std::vector<std::string> describe;
+
+  int size() const { return static_cast<int>(node_of.size()); }
+  int num_nodes() const;
+  int local_rank(int rank) const;
+  int local_size(int rank) const;
+
+  static Topology OneHost(int size);
+};
+
+// A rank's place in the tree over which the ranks agree: a binary tree of the hosts' leaders, and
+// below each leader a binary tree of its host's other ranks. Depth O(log N). Rank 0 is the root.
+struct TreePlace {
+  int parent = -1;
+  std::vector<int> children;
+  int subtree_size = 1;
+};
+
+// Pure: the places of all ranks.
+std::vector<TreePlace> AgreementTree(const Topology& topology);
+
+}  // namespace keras_ring
+
+#endif  // KERAS_RING_TRANSPORT_TOPOLOGY_H_
