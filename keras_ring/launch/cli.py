@@ -30,13 +30,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+class _ShowVersion(argparse.Action):
+    """Look the version up when it is asked for: a checkout that is not installed has none."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(f"keras-ring {metadata.version('keras_ring')}")
+        parser.exit()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="keras-ring", description="Train Keras 3 models on many processes, over MPI."
     )
-    parser.add_argument(
-        "--version", action="version", version=f"keras-ring {metadata.version('keras_ring')}"
-    )
+    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     build_parser = commands.add_parser(
         "build",
