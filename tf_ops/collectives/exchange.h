@@ -1,5 +1,5 @@
-// Runs a list of exchanges with the two neighbours of a ring: the only loop that posts, overlaps and
-// waits. What is sent and what happens to what arrives is the plan's business.
+// Runs a list of exchanges with the two neighbours of a ring: the only loop that posts, overlaps
+// and waits. What is sent and what happens to what arrives is the plan's business.
 #ifndef KERAS_RING_COLLECTIVES_EXCHANGE_H_
 #define KERAS_RING_COLLECTIVES_EXCHANGE_H_
 

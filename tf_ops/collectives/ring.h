@@ -44,8 +44,8 @@ void RingAllreduce(const Wire& wire, const Bucket& bucket);
 // Concatenates what the ranks bring: `output` holds block_bytes[0] bytes of rank 0, then those of
 // rank 1, and so on; `input` is this rank's block. Blocks may differ in size or be empty.
 // Cost: P-1 steps; the sum of the others' blocks sent and received per rank.
-void RingAllgather(const Wire& wire, const void* input, const std::vector<std::int64_t>& block_bytes,
-                   void* output);
+void RingAllgather(const Wire& wire, const void* input,
+                   const std::vector<std::int64_t>& block_bytes, void* output);
 
 }  // namespace keras_ring
 

@@ -16,9 +16,9 @@ class AllgatherPlan : public ExchangePlan {
         output_(output),
         steps_(RingAllgatherSteps(wire.rank(), wire.size())),
         segment_bytes_(wire.segment_bytes),
-        num_segments_((*std::max_element(block_bytes.begin(), block_bytes.end()) +
-                       segment_bytes_ - 1) /
-                      segment_bytes_) {
+        num_segments_(
+            (*std::max_element(block_bytes.begin(), block_bytes.end()) + segment_bytes_ - 1) /
+            segment_bytes_) {
     for (std::size_t rank = 0, begin = 0; rank < block_bytes.size(); ++rank) {
       begin_.push_back(static_cast<std::int64_t>(begin));
       begin += block_bytes[rank];
@@ -60,8 +60,8 @@ class AllgatherPlan : public ExchangePlan {
 
 }  // namespace
 
-void RingAllgather(const Wire& wire, const void* input, const std::vector<std::int64_t>& block_bytes,
-                   void* output) {
+void RingAllgather(const Wire& wire, const void* input,
+                   const std::vector<std::int64_t>& block_bytes, void* output) {
   char* const bytes = static_cast<char*>(output);
   AllgatherPlan plan(wire, block_bytes, bytes);
   std::int64_t begin = 0;

@@ -15,12 +15,12 @@ struct Range {
   std::int64_t elems() const { return end - begin; }
 };
 
-// Part `index` of `elems` elements cut into `parts`; the first parts are one larger when they do not
-// divide.
+// Part `index` of `elems` elements cut into `parts`; the first parts are one larger when they do
+// not divide.
 Range PartOf(std::int64_t elems, int parts, int index);
 
-// One exchange with both neighbours in the ring: send one chunk to the next rank while another comes
-// from the previous one.
+// One exchange with both neighbours in the ring: send one chunk to the next rank while another
+// comes from the previous one.
 //
 // Reduce-scatter on three ranks; a, b, c are the ranks' own parts of the chunk above them. Each
 // rank passes on what it received in the step before, with its own part added:
@@ -52,8 +52,8 @@ struct SlabStep {
 };
 
 // The order in which all ranks work through the slabs: step s of slab k stands at time s + k *
-// stagger, so that at most `depth` slabs are under way and the steps that share a time do not depend
-// on each other. The order is the same on every rank, hence messages need no tags.
+// stagger, so that at most `depth` slabs are under way and the steps that share a time do not
+// depend on each other. The order is the same on every rank, hence messages need no tags.
 std::vector<SlabStep> PipelineOrder(std::int64_t num_slabs, int num_steps, int depth);
 
 // A binary tree rooted at `root`: with segments in flight its cost is that of two sends per

@@ -12,21 +12,21 @@
 namespace keras_ring {
 
 // X(enumerator, name, storage, accumulator). The order is part of the control messages.
-#define KERAS_RING_DTYPES(X)                                              \
-  X(kBool, "bool", bool, bool)                                            \
-  X(kInt8, "int8", std::int8_t, std::int8_t)                              \
-  X(kInt16, "int16", std::int16_t, std::int16_t)                          \
-  X(kInt32, "int32", std::int32_t, std::int32_t)                          \
-  X(kInt64, "int64", std::int64_t, std::int64_t)                          \
-  X(kUint8, "uint8", std::uint8_t, std::uint8_t)                          \
-  X(kUint16, "uint16", std::uint16_t, std::uint16_t)                      \
-  X(kUint32, "uint32", std::uint32_t, std::uint32_t)                      \
-  X(kUint64, "uint64", std::uint64_t, std::uint64_t)                      \
-  X(kFloat16, "float16", ::keras_ring::Float16, float)                    \
-  X(kBfloat16, "bfloat16", ::keras_ring::Bfloat16, float)                 \
-  X(kFloat32, "float32", float, float)                                    \
-  X(kFloat64, "float64", double, double)                                  \
-  X(kComplex64, "complex64", std::complex<float>, std::complex<float>)    \
+#define KERAS_RING_DTYPES(X)                                           \
+  X(kBool, "bool", bool, bool)                                         \
+  X(kInt8, "int8", std::int8_t, std::int8_t)                           \
+  X(kInt16, "int16", std::int16_t, std::int16_t)                       \
+  X(kInt32, "int32", std::int32_t, std::int32_t)                       \
+  X(kInt64, "int64", std::int64_t, std::int64_t)                       \
+  X(kUint8, "uint8", std::uint8_t, std::uint8_t)                       \
+  X(kUint16, "uint16", std::uint16_t, std::uint16_t)                   \
+  X(kUint32, "uint32", std::uint32_t, std::uint32_t)                   \
+  X(kUint64, "uint64", std::uint64_t, std::uint64_t)                   \
+  X(kFloat16, "float16", ::keras_ring::Float16, float)                 \
+  X(kBfloat16, "bfloat16", ::keras_ring::Bfloat16, float)              \
+  X(kFloat32, "float32", float, float)                                 \
+  X(kFloat64, "float64", double, double)                               \
+  X(kComplex64, "complex64", std::complex<float>, std::complex<float>) \
   X(kComplex128, "complex128", std::complex<double>, std::complex<double>)
 
 enum class DType : std::uint8_t {

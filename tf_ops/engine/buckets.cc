@@ -8,8 +8,8 @@ namespace {
 std::int64_t BytesOf(const Signature& signature) {
   std::int64_t bytes = 0;
   for (std::size_t i = 0; i < signature.shapes.size(); ++i) {
-    bytes += NumElems(signature.shapes[i]) *
-             static_cast<std::int64_t>(DTypeBytes(signature.dtypes[i]));
+    bytes +=
+        NumElems(signature.shapes[i]) * static_cast<std::int64_t>(DTypeBytes(signature.dtypes[i]));
   }
   return bytes;
 }

@@ -152,7 +152,8 @@ bool Engine::IsOver() {
   if (ending == Ending::kNone) return false;
   if (!failure_.ok() || ending == Ending::kAtOnce) {
     if (failure_.ok()) {
-      Fail({Code::kPeerLost, transport_->topology().describe[rank()] + " is gone: " + ending_reason_},
+      Fail({Code::kPeerLost,
+            transport_->topology().describe[rank()] + " is gone: " + ending_reason_},
            /*is_news=*/true);
     }
     return true;
@@ -206,21 +207,21 @@ void Engine::TakeSubmitted() {
     const std::string key = KeyOf(request.name);
     Status status = failure_;
     if (status.ok() && !departed_.empty()) {
-      status = {Code::kPeerLost,
-                transport_->topology().describe[departed_.begin()->first] + " is gone: " +
-                    departed_.begin()->second};
+      status = {Code::kPeerLost, transport_->topology().describe[departed_.begin()->first] +
+                                     " is gone: " + departed_.begin()->second};
     }
     if (!status.ok()) {
       status.message = Describe(request) + ": " + status.message;
     } else if (waiting_.count(key) > 0 || running_.count(key) > 0) {
-      status = {Code::kInvalid,
-                Describe(request) + " was called while a call under the same name '" + key +
-                    "' had not ended on rank " + std::to_string(rank()) +
-                    ". Give calls that run side by side names of their own."};
+      status = {Code::kInvalid, Describe(request) +
+                                    " was called while a call under the same name '" + key +
+                                    "' had not ended on rank " + std::to_string(rank()) +
+                                    ". Give calls that run side by side names of their own."};
     } else if (request.run != 0 && std::find(failed_runs_.begin(), failed_runs_.end(),
                                              request.run) != failed_runs_.end()) {
-      status = {Code::kInvalid, Describe(request) + " was given up: another collective of the same "
-                                                    "run of the graph had failed."};
+      status = {Code::kInvalid, Describe(request) +
+                                    " was given up: another collective of the same "
+                                    "run of the graph had failed."};
     }
     if (!status.ok()) {
       request.done(status);
@@ -294,9 +295,9 @@ void Engine::Refuse(const Refused& refused) {
       ++other;
       continue;
     }
-    other->second.done({refused.status.code, Describe(other->second) + " was given up, because " +
-                                                 label + " of the same run of the graph failed: " +
-                                                 refused.status.message});
+    other->second.done({refused.status.code,
+                        Describe(other->second) + " was given up, because " + label +
+                            " of the same run of the graph failed: " + refused.status.message});
     other = waiting_.erase(other);
   }
 }
@@ -304,8 +305,8 @@ void Engine::Refuse(const Refused& refused) {
 void Engine::Depart(const Departure& departure) {
   departed_[departure.rank] = departure.reason;
   if (departure.rank == rank()) return;
-  FailWaiting({Code::kPeerLost, transport_->topology().describe[departure.rank] +
-                                    " is gone: " + departure.reason});
+  FailWaiting({Code::kPeerLost,
+               transport_->topology().describe[departure.rank] + " is gone: " + departure.reason});
 }
 
 void Engine::RunBatch() {
@@ -345,8 +346,8 @@ void Engine::LookForLostPeer() {
 
 void Engine::PauseUntilNews() {
   const bool is_waiting = failure_.ok() && (!waiting_.empty() || is_leaving_);
-  const auto nap = is_waiting ? pause_.Next(is_leaving_ && waiting_.empty() ? kAtRest : kInWait)
-                              : kAtRest;
+  const auto nap =
+      is_waiting ? pause_.Next(is_leaving_ && waiting_.empty() ? kAtRest : kInWait) : kAtRest;
   if (nap.count() == 0) return;
   std::unique_lock<std::mutex> lock(mutex_);
   const Ending before = is_leaving_ ? Ending::kInAgreement : Ending::kNone;
@@ -383,16 +384,17 @@ void Engine::Fail(const Status& status, bool is_news) {
   failure_ = status;
   const bool is_mine = is_news && status.message.rfind(topology().describe[rank()], 0) == 0;
   if (!is_mine) {
-    LogLine(rank(), status.message +
-                        (running_label_.empty() || !is_running_batch_ ? "" : " (during " +
-                                                                running_label_ + ")"));
+    LogLine(rank(), status.message + (running_label_.empty() || !is_running_batch_
+                                          ? ""
+                                          : " (during " + running_label_ + ")"));
   }
   // The memory of what was under way must stay until the process has ended: the network may still
   // write to it.
   for (auto& batch : batches_) {
     for (Request& request : batch) {
       if (request.done == nullptr) continue;
-      std::exchange(request.done, nullptr)({status.code, Describe(request) + ": " + status.message});
+      std::exchange(request.done,
+                    nullptr)({status.code, Describe(request) + ": " + status.message});
       abandoned_.push_back(std::move(request));
     }
   }

@@ -43,9 +43,9 @@ class Engine : private Idle {
   // Never blocks (but in a world of one). Thread: any.
   void Submit(Request request);
 
-  // Leaves in agreement: requests that still wait end with an error, then the others are waited for,
-  // asleep, until they have left too, since they may need this rank to pass messages on. False when
-  // the generation has failed. Afterwards Submit refuses.
+  // Leaves in agreement: requests that still wait end with an error, then the others are waited
+  // for, asleep, until they have left too, since they may need this rank to pass messages on. False
+  // when the generation has failed. Afterwards Submit refuses.
   bool Stop();
 
   // Leaves at once because this rank cannot go on; the others' requests fail with `reason`, e.g.
@@ -86,18 +86,18 @@ class Engine : private Idle {
 
   std::mutex mutex_;
   std::condition_variable news_;
-  std::vector<Request> submitted_;           // guarded by mutex_
-  Ending ending_ = Ending::kNone;            // guarded by mutex_
-  std::string ending_reason_;                // guarded by mutex_
+  std::vector<Request> submitted_;  // guarded by mutex_
+  Ending ending_ = Ending::kNone;   // guarded by mutex_
+  std::string ending_reason_;       // guarded by mutex_
 
   // The engine's thread alone.
   Readiness readiness_;
-  std::map<std::string, Request> waiting_;   // by key; called on this rank, not agreed yet
-  std::set<std::string> running_;            // keys agreed and not done
+  std::map<std::string, Request> waiting_;    // by key; called on this rank, not agreed yet
+  std::set<std::string> running_;             // keys agreed and not done
   std::deque<std::vector<Request>> batches_;  // agreed, in order
-  std::vector<Request> abandoned_;           // the network may still write to their memory
+  std::vector<Request> abandoned_;            // the network may still write to their memory
   std::deque<std::int64_t> failed_runs_;
-  std::map<int, std::string> departed_;      // reason by rank
+  std::map<int, std::string> departed_;  // reason by rank
   bool is_leaving_ = false;
   double leaving_since_s_ = 0;
   bool is_running_batch_ = false;

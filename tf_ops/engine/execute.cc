@@ -65,9 +65,8 @@ void Allgather(const Wire& wire, Request* request) {
 
 void Broadcast(const Wire& wire, Request* request) {
   for (std::size_t i = 0; i < request->inputs.size(); ++i) {
-    const std::int64_t bytes =
-        NumElems(request->signature.shapes[i]) *
-        static_cast<std::int64_t>(DTypeBytes(request->signature.dtypes[i]));
+    const std::int64_t bytes = NumElems(request->signature.shapes[i]) *
+                               static_cast<std::int64_t>(DTypeBytes(request->signature.dtypes[i]));
     if (wire.rank() == request->signature.root && bytes > 0 &&
         request->outputs[i] != request->inputs[i]) {
       std::memcpy(request->outputs[i], request->inputs[i], bytes);

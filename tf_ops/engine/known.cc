@@ -4,8 +4,7 @@
 
 namespace keras_ring {
 
-std::optional<std::uint32_t> Known::Find(const std::string& key,
-                                         const Signature& signature) const {
+std::optional<std::uint32_t> Known::Find(const std::string& key, const Signature& signature) const {
   const auto found = by_key_.find(key);
   if (found == by_key_.end() || !(*found->second->signature == signature)) return std::nullopt;
   return found->second->number;

@@ -32,9 +32,9 @@ struct Departure {
 
 // Child to parent: what has become ready below.
 struct Upward {
-  std::uint32_t epoch = 0;             // counts the disagreements; see Readiness
-  std::uint64_t seen = 0;              // last publication that the child has taken in
-  std::vector<std::uint32_t> known;    // numbers of requests that are ready on the whole subtree
+  std::uint32_t epoch = 0;           // counts the disagreements; see Readiness
+  std::uint64_t seen = 0;            // last publication that the child has taken in
+  std::vector<std::uint32_t> known;  // numbers of requests that are ready on the whole subtree
   std::vector<NamedReadiness> named;
   std::vector<Departure> departures;
 };

@@ -267,9 +267,9 @@ std::string Readiness::Stall(const Waiting& waiting, double now_s, bool is_error
   for (std::int32_t rank = 0; rank < topology_.size(); ++rank) {
     if (!std::binary_search(callers.begin(), callers.end(), rank)) missing.push_back(rank);
   }
-  const std::string knob = is_error ? "KERAS_RING_STALL_ERROR_S (now " +
-                                          Seconds(options_.stall_error_s) + "; 0: never)"
-                                    : "KERAS_RING_STALL_S (now " + Seconds(options_.stall_s) + ")";
+  const std::string knob =
+      is_error ? "KERAS_RING_STALL_ERROR_S (now " + Seconds(options_.stall_error_s) + "; 0: never)"
+               : "KERAS_RING_STALL_S (now " + Seconds(options_.stall_s) + ")";
   return std::string(KindName(waiting.groups.front().signature->kind)) + " '" +
          LabelOf(waiting.name) + "' has waited " + Seconds(now_s - waiting.since_s) +
          "; missing ranks: " + Join(missing) + "; ranks that called it: " + Join(callers) +

@@ -1,11 +1,12 @@
-// When may a request run? One rank's part of that agreement: a place in the tree, a table of what is
-// ready below, what to tell the parent, and, at the root, what to publish. A state machine without
-// thread, clock or wire, so that every course of events can be tested.
+// When may a request run? One rank's part of that agreement: a place in the tree, a table of what
+// is ready below, what to tell the parent, and, at the root, what to publish. A state machine
+// without thread, clock or wire, so that every course of events can be tested.
 //
-// A rank tells its parent once its whole subtree is ready, which for a known request is one bit. The
-// root publishes what all ranks have called; everybody takes publications in, in order. When ranks
-// disagree the root publishes a refusal: all forget what was ready, count an epoch further and tell
-// what is still waiting anew, for some ranks' requests may have ended with the refused one.
+// A rank tells its parent once its whole subtree is ready, which for a known request is one bit.
+// The root publishes what all ranks have called; everybody takes publications in, in order. When
+// ranks disagree the root publishes a refusal: all forget what was ready, count an epoch further
+// and tell what is still waiting anew, for some ranks' requests may have ended with the refused
+// one.
 #ifndef KERAS_RING_ENGINE_READINESS_H_
 #define KERAS_RING_ENGINE_READINESS_H_
 

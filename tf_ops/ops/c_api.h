@@ -1,5 +1,5 @@
-// What Python calls through ctypes (keras_ring/native.py mirrors it). No exception passes; functions
-// that can fail return the number of a Code and write a message.
+// What Python calls through ctypes (keras_ring/native.py mirrors it). No exception passes;
+// functions that can fail return the number of a Code and write a message.
 #ifndef KERAS_RING_OPS_C_API_H_
 #define KERAS_RING_OPS_C_API_H_
 
@@ -39,8 +39,8 @@ KERAS_RING_EXPORT int keras_ring_stop(void);
 // Leaves at once; the others' collectives fail with `reason`.
 KERAS_RING_EXPORT void keras_ring_abandon(const char* reason);
 
-// Ends the process with status 1, without MPI_Finalize, which would wait for ranks that are gone. To
-// be registered with Py_AtExit when a script has failed: Python has flushed and closed by then.
+// Ends the process with status 1, without MPI_Finalize, which would wait for ranks that are gone.
+// To be registered with Py_AtExit when a script has failed: Python has flushed and closed by then.
 KERAS_RING_EXPORT void keras_ring_end_failed_process(void);
 
 KERAS_RING_EXPORT const char* keras_ring_running_mpi(void);

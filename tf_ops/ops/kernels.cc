@@ -50,8 +50,9 @@ class Call {
       // A reference of ours would keep TensorFlow from handing the memory on.
       tf.DeleteTensor(input);
       int forwarded = -1;
-      TF_Tensor* output = tf.ForwardInputOrAllocateOutput(
-          context_, &i, 1, i, shape.data(), static_cast<int>(shape.size()), &forwarded, status.get());
+      TF_Tensor* output =
+          tf.ForwardInputOrAllocateOutput(context_, &i, 1, i, shape.data(),
+                                          static_cast<int>(shape.size()), &forwarded, status.get());
       Check(status);
       tensors_.push_back(output);
       request->outputs.push_back(tf.TensorData(output));

@@ -27,7 +27,8 @@ void OutputsWithOpenRows(TF_ShapeInferenceContext* context, TF_Status* status) {
   const TfApi& tf = Tf();
   TF_ShapeHandle* shape = tf.NewShapeHandle();
   TF_ShapeHandle* row = tf.NewShapeHandle();
-  TF_ShapeHandle* rows = tf.ShapeInferenceContextVectorFromSize(context, static_cast<std::size_t>(-1));
+  TF_ShapeHandle* rows =
+      tf.ShapeInferenceContextVectorFromSize(context, static_cast<std::size_t>(-1));
   const auto num_inputs = static_cast<int>(tf.ShapeInferenceContextNumInputs(context));
   for (int i = 0; i < num_inputs && tf.GetCode(status) == 0; ++i) {
     tf.ShapeInferenceContextGetInput(context, i, shape, status);

@@ -20,9 +20,10 @@ void* FindSymbol(const char* name) {
 
 TfApi FindAll() {
   TfApi api;
-#define KERAS_RING_FIND(name, result, parameters)                                             \
-  api.name = reinterpret_cast<result(*) parameters>(FindSymbol("TF_" #name));                 \
-  if (api.name == nullptr) api.missing += std::string(api.missing.empty() ? "" : ", ") + "TF_" #name;
+#define KERAS_RING_FIND(name, result, parameters)                             \
+  api.name = reinterpret_cast<result(*) parameters>(FindSymbol("TF_" #name)); \
+  if (api.name == nullptr)                                                    \
+    api.missing += std::string(api.missing.empty() ? "" : ", ") + "TF_" #name;
   KERAS_RING_TF_FUNCTIONS(KERAS_RING_FIND)
 #undef KERAS_RING_FIND
   return api;
@@ -53,10 +54,10 @@ struct TypePair {
   int tf_dtype;
 };
 constexpr TypePair kTypes[] = {
-    {DType::kFloat32, 1},    {DType::kFloat64, 2},     {DType::kInt32, 3},   {DType::kUint8, 4},
-    {DType::kInt16, 5},      {DType::kInt8, 6},        {DType::kComplex64, 8}, {DType::kInt64, 9},
-    {DType::kBool, 10},      {DType::kBfloat16, 14},   {DType::kUint16, 17}, {DType::kComplex128, 18},
-    {DType::kFloat16, 19},   {DType::kUint32, 22},     {DType::kUint64, 23},
+    {DType::kFloat32, 1},  {DType::kFloat64, 2},   {DType::kInt32, 3},     {DType::kUint8, 4},
+    {DType::kInt16, 5},    {DType::kInt8, 6},      {DType::kComplex64, 8}, {DType::kInt64, 9},
+    {DType::kBool, 10},    {DType::kBfloat16, 14}, {DType::kUint16, 17},   {DType::kComplex128, 18},
+    {DType::kFloat16, 19}, {DType::kUint32, 22},   {DType::kUint64, 23},
 };
 static_assert(std::size(kTypes) == std::size(kAllDTypes));
 

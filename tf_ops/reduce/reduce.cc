@@ -80,9 +80,8 @@ A Scaled(const A& value, const Scale& scale) {
   if constexpr (std::is_same_v<A, bool>) {
     return value;
   } else if constexpr (std::is_integral_v<A>) {
-    const A product = scale.factor == 1.0
-                          ? value
-                          : static_cast<A>(static_cast<double>(value) * scale.factor);
+    const A product =
+        scale.factor == 1.0 ? value : static_cast<A>(static_cast<double>(value) * scale.factor);
     return scale.divisor == 1 ? product : FloorDivide(product, scale.divisor);
   } else if constexpr (IsComplexType<A>::value) {
     using Part = typename A::value_type;
@@ -167,11 +166,11 @@ bool IsReducible(DType dtype, ReduceOp op) {
 void Combine(DType dtype, ReduceOp op, Format partial_format, const void* partial, const void* own,
              const Scale& scale, void* to, std::size_t elems) {
   switch (dtype) {
-#define KERAS_RING_CASE(enumerator, name, storage, accumulator)                                 \
-  case DType::enumerator:                                                                       \
-    if (partial_format == Format::kAccumulator) {                                               \
+#define KERAS_RING_CASE(enumerator, name, storage, accumulator)                                   \
+  case DType::enumerator:                                                                         \
+    if (partial_format == Format::kAccumulator) {                                                 \
       return CombineTyped<storage, accumulator, accumulator>(op, partial, own, scale, to, elems); \
-    }                                                                                           \
+    }                                                                                             \
     return CombineTyped<storage, storage, accumulator>(op, partial, own, scale, to, elems);
     KERAS_RING_DTYPES(KERAS_RING_CASE)
 #undef KERAS_RING_CASE

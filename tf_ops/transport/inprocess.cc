@@ -15,8 +15,8 @@ struct InprocessHub::State {
   // What one rank has been sent: data by sender, control in order of arrival.
   struct Inbox {
     std::mutex mutex;
-    std::vector<std::deque<std::string>> data;         // guarded by mutex
-    std::deque<std::pair<int, std::string>> control;   // guarded by mutex
+    std::vector<std::deque<std::string>> data;        // guarded by mutex
+    std::deque<std::pair<int, std::string>> control;  // guarded by mutex
   };
 
   explicit State(const Topology& ranks) : topology(ranks), inboxes(ranks.size()) {
