@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from keras_ring.errors import ConfigError, InternalError
 from keras_ring.gradients import Gradient, is_overwritten
@@ -214,16 +215,22 @@ def _all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> list[Any]:  # n
     return list(grads_and_vars)
 
 
-def _build_multi(self: Any, var_list: Any) -> None:
-    """Build, and distribute the optimizers that are created only then."""
-    type(self).build(self, var_list)
-    _distribute_leaves(self)
+def _build(self: Any, variables: Any) -> None:
+    """Build outside of the function that is being traced, and distribute what is created only then.
+
+    ScheduleFreeAdamW copies the weights when it is built; built within a function it loses them.
+    """
+    with tf.init_scope():
+        type(self).build(self, variables)
+    if is_multi(self):
+        _distribute_leaves(self)
 
 
 _HOOKS: dict[str, Callable[..., Any]] = {
+    "build": _build,
     "apply": _apply,
     "_backend_apply_gradients": _backend_apply_gradients,
     "_clip_gradients": _clip_gradients,
     "_all_reduce_sum_gradients": _all_reduce_sum_gradients,
 }
-_MULTI_HOOKS: dict[str, Callable[..., Any]] = {"build": _build_multi}
+_MULTI_HOOKS: dict[str, Callable[..., Any]] = {"build": _build}

@@ -148,6 +148,16 @@ def accumulates(optimizer: Any) -> bool:
     return any(getattr(leaf, "gradient_accumulation_steps", None) for leaf in leaves(optimizer))
 
 
+def gradient_accumulators(optimizer: Any) -> list[Any]:
+    """Return the variables in which each rank gathers its own gradients until they are reduced."""
+    return [
+        variable
+        for leaf in leaves(optimizer)
+        for variable in getattr(leaf, "_accumulated_gradients", ())
+        if variable is not None
+    ]
+
+
 @contextlib.contextmanager
 def already_reduced(optimizer: Any) -> Iterator[None]:
     """Within it, `optimizer` takes the gradients that it is given as reduced."""

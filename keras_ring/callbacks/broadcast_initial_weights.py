@@ -9,7 +9,12 @@ import keras
 from keras_ring import runtime
 from keras_ring.errors import ConfigError, MismatchError
 from keras_ring.objects import allgather_object
-from keras_ring.reducer import accumulates, is_distributed, num_reductions
+from keras_ring.reducer import (
+    accumulates,
+    gradient_accumulators,
+    is_distributed,
+    num_reductions,
+)
 from keras_ring.variables import broadcast_variables
 
 
@@ -23,7 +28,8 @@ class BroadcastInitialWeights(keras.callbacks.Callback):
     batch.
 
     The states of random seed generators are not touched: each rank goes on drawing its own dropout
-    masks. Metrics are not touched either.
+    masks. Metrics, and gradients that a rank has accumulated for its next step, are not touched
+    either.
 
     It may stand anywhere in the list of callbacks; callbacks that load weights when training
     begins, such as `BackupAndRestore`, are done by then.
@@ -81,9 +87,11 @@ class BroadcastInitialWeights(keras.callbacks.Callback):
         """Broadcast if all ranks can; return whether they could."""
         optimizer = self.model.optimizer
         is_built = self.model.built and (optimizer is None or optimizer.built)
-        variables = list(self.model.weights) + (
-            [] if optimizer is None else list(optimizer.variables)
-        )
+        variables = list(self.model.weights)
+        if optimizer is not None:
+            # What was accumulated is each rank's own part of the next step.
+            left_out = {id(variable) for variable in gradient_accumulators(optimizer)}
+            variables += [v for v in optimizer.variables if id(v) not in left_out]
         shapes = [(tuple(v.shape), keras.backend.standardize_dtype(v.dtype)) for v in variables]
         ranks = allgather_object((is_built, shapes))
         if not is_last_chance and not all(built for built, _ in ranks):

@@ -1,0 +1,124 @@
+"""What gradients.py knows: tensors, IndexedSlices, None, values that overwrite; and the overlap."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_ring as kr
+from keras_ring.gradients import agree, reduce_gradients
+
+
+def test_reduce_gradients_with_none_keeps_places() -> None:
+    variables = [tf.Variable([0.0]), tf.Variable([0.0]), tf.Variable([[0.0]])]
+    value = float(kr.rank() + 1)
+
+    reduced = reduce_gradients(
+        [tf.constant([value]), None, tf.constant([[2 * value]])], variables, scope="none"
+    )
+
+    mean = (kr.size() + 1) / 2
+    assert reduced[1] is None
+    np.testing.assert_allclose(reduced[0], [mean])
+    np.testing.assert_allclose(reduced[2], [[2 * mean]])
+
+
+@pytest.mark.parametrize("index_dtype", ["int32", "int64"])
+@pytest.mark.parametrize("op", ["mean", "sum"])
+@pytest.mark.parametrize("is_graph", [False, True])
+def test_slices_of_all_ranks_equal_the_dense_gradient(
+    index_dtype: str, op: str, is_graph: bool
+) -> None:
+    rank, size = kr.rank(), kr.size()
+    # Ids repeat within and among ranks; the last rank has none when there are several.
+    rows = [[] if r == size - 1 and size > 1 else [0, 0, 1 + r] for r in range(size)]
+    variable = tf.Variable(tf.zeros((6, 2)))
+
+    def run(values: tf.Tensor, indices: tf.Tensor) -> tf.IndexedSlices:
+        slices = tf.IndexedSlices(values, indices, tf.constant([6, 2]))
+        return reduce_gradients([slices], [variable], op=op, scope="slices")[0]
+
+    values = np.arange(len(rows[rank]) * 2, dtype="float32").reshape(-1, 2) + rank
+    reduced = (tf.function(run) if is_graph else run)(
+        tf.constant(values), tf.constant(rows[rank], index_dtype)
+    )
+
+    expected = np.zeros((6, 2), "float32")
+    for r, ids in enumerate(rows):
+        own = np.arange(len(ids) * 2, dtype="float32").reshape(-1, 2) + r
+        np.add.at(expected, np.asarray(ids, int), own)
+    if op == "mean":
+        expected /= size
+    assert isinstance(reduced, tf.IndexedSlices)
+    assert reduced.indices.dtype == index_dtype
+    np.testing.assert_allclose(tf.convert_to_tensor(reduced), expected, rtol=1e-6)
+
+
+def test_values_that_overwrite_their_variable_are_reduced_with_max() -> None:
+    variable = keras.Variable([0.0, 0.0])
+    variable.overwrite_with_gradient = True
+    own = tf.constant([float(kr.rank()), -float(kr.rank())])
+
+    reduced = reduce_gradients([own], [variable], op="mean", scope="overwrite")[0]
+
+    np.testing.assert_array_equal(reduced, [kr.size() - 1, 0.0])
+
+
+def test_agree_is_true_only_where_all_ranks_are() -> None:
+    assert bool(agree(tf.constant(True), scope="yes"))
+    assert not bool(agree(tf.constant(kr.rank() != kr.size() - 1), scope="no"))
+
+
+class Spy(keras.Model):
+    """Keeps the graph in which fit traces its step."""
+
+    def train_step(self, data: Any) -> Any:
+        self.graphs.append(tf.compat.v1.get_default_graph())
+        return super().train_step(data)
+
+
+def _ancestors(op: tf.Operation) -> set[tf.Operation]:
+    """All that must have run before `op`, for data or for order."""
+    found: set[tf.Operation] = set()
+    waiting = [op]
+    while waiting:
+        current = waiting.pop()
+        for before in [*(tensor.op for tensor in current.inputs), *current.control_inputs]:
+            if before not in found:
+                found.add(before)
+                waiting.append(before)
+    return found
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+def test_reductions_in_fit_wait_neither_for_each_other_nor_for_backprop(
+    steps_per_execution: int,
+) -> None:
+    inputs = keras.Input((4,))
+    hidden = inputs
+    for _ in range(4):
+        hidden = keras.layers.Dense(4, activation="tanh", use_bias=False)(hidden)
+    model = Spy(inputs, hidden)
+    model.graphs = []
+    model.compile(
+        kr.DistributedOptimizer(keras.optimizers.Adam()),
+        "mse",
+        steps_per_execution=steps_per_execution,
+    )
+    model.fit(np.ones((8, 4)), np.ones((8, 4)), batch_size=2, verbose=0)
+
+    ops = model.graphs[-1].get_operations()
+    reductions = [op for op in ops if op.type == "KerasRingAllreduce"]
+    assert len(reductions) == 4
+    before = {op: _ancestors(op) for op in reductions}
+    for op in reductions:
+        assert not before[op] & set(reductions), f"{op.name} waits for another reduction"
+    # Submitted last layer first, and each layer's reduction does without the backprop below it.
+    for later, earlier in itertools.pairwise(reductions):
+        source = earlier.inputs[0].op
+        assert source not in before[later], f"{later.name} waits for {source.name}"

@@ -1,0 +1,473 @@
+"""N ranks on shards compute what one process computes on the joint batch, whatever the optimizer.
+
+The oracle is the plain optimizer on the joint batch, in the same process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_ring as kr
+
+FEATURES, OUTPUTS, BATCH, STEPS = 5, 3, 4, 4
+ATOL = 1e-5
+
+HAS_ACCUMULATION = (
+    "gradient_accumulation_steps" in inspect.signature(keras.optimizers.SGD).parameters
+)
+IS_BEFORE_3_1 = keras.__version__.startswith("3.0.")
+
+
+def make_data(steps: int = STEPS) -> tuple[np.ndarray, np.ndarray]:
+    """Samples by step and rank; ranks differ so much that local training would be seen."""
+    random = np.random.default_rng(7)
+    x = random.normal(size=(steps, kr.size(), BATCH, FEATURES))
+    x += np.arange(kr.size())[:, None, None] * 0.5
+    y = random.normal(size=(steps, kr.size(), BATCH, OUTPUTS))
+    return x.astype("float32"), y.astype("float32")
+
+
+def joint(data: np.ndarray) -> np.ndarray:
+    return data.reshape(-1, *data.shape[3:])
+
+
+def own(data: np.ndarray) -> np.ndarray:
+    return data[:, kr.rank()].reshape(-1, *data.shape[3:])
+
+
+def build_dense(cls: type = keras.Sequential) -> Any:
+    # Keras's automatic names differ by rank from here on; requests must not depend on them.
+    for _ in range(kr.rank()):
+        keras.layers.Dense(1).build((None, 1))
+    keras.utils.set_random_seed(5)
+    inputs = keras.Input((FEATURES,))
+    hidden = keras.layers.Dense(6, activation="tanh", use_bias=False)(inputs)
+    outputs = keras.layers.Dense(OUTPUTS)(hidden)
+    if cls is keras.Sequential:
+        cls = keras.Model
+    return cls(inputs, outputs)
+
+
+def digest(values: list[Any]) -> str:
+    arrays = [np.asarray(keras.ops.convert_to_numpy(v)) for v in values]
+    return hashlib.sha256(b"".join(a.tobytes() for a in arrays)).hexdigest()
+
+
+def assert_equal_on_all_ranks(model: Any) -> None:
+    own_parts = {v.path for v in kr.reducer.gradient_accumulators(model.optimizer)}
+    state = [v for v in model.optimizer.variables if v.path not in own_parts]
+    digests = kr.allgather_object(digest([*model.weights, *state]))
+    assert len(set(digests)) == 1
+
+
+def assert_same_training(
+    make_optimizer: Callable[[], Any],
+    build: Callable[[], Any] = build_dense,
+    data: tuple[np.ndarray, np.ndarray] | None = None,
+    atol: float = ATOL,
+    **compile_arguments: Any,
+) -> Any:
+    """Train both ways; compare weights and the optimizer's state. Return the distributed model."""
+    x, y = data or make_data()
+    oracle = build()
+    oracle.compile(make_optimizer(), "mse", run_eagerly=True)
+    initial = oracle.get_weights()
+    oracle.fit(joint(x), joint(y), batch_size=BATCH * kr.size(), shuffle=False, verbose=0)
+
+    model = build()
+    model.set_weights(initial)
+    model.compile(kr.DistributedOptimizer(make_optimizer()), "mse", **compile_arguments)
+    model.fit(own(x), own(y), batch_size=BATCH, shuffle=False, verbose=0)
+
+    for name, mine, expected in zip(
+        [w.path for w in model.weights], model.get_weights(), oracle.get_weights(), strict=True
+    ):
+        np.testing.assert_allclose(mine, expected, rtol=0, atol=atol, err_msg=name)
+    moved = max(np.abs(w - i).max() for w, i in zip(model.get_weights(), initial, strict=False))
+    assert moved > 10 * atol
+    accumulates = kr.reducer.accumulates(model.optimizer)
+    pairs = zip(model.optimizer.variables, oracle.optimizer.variables, strict=True)
+    for mine, expected in pairs:
+        value = mine.numpy()
+        if "accumulator" in mine.path and accumulates:
+            # Each rank holds its own part until the next update.
+            value = kr.allreduce(value).numpy()
+        np.testing.assert_allclose(value, expected.numpy(), rtol=atol, atol=atol, err_msg=mine.path)
+    assert_equal_on_all_ranks(model)
+    return model
+
+
+def make_multi() -> Any:
+    return keras.optimizers.MultiOptimizer(
+        keras.optimizers.OptimizerMap(
+            keras.optimizers.SGD(0.05), {".*bias": keras.optimizers.Adam(0.05)}
+        )
+    )
+
+
+SPECIAL = {
+    "Adadelta": lambda: keras.optimizers.Adadelta(5.0),
+    "LossScaleOptimizer": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.05)),
+    "MultiOptimizer": make_multi,
+    "SGD": lambda: keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True),
+    "RMSprop": lambda: keras.optimizers.RMSprop(0.05, momentum=0.5, centered=True),
+}
+# Every class that this Keras has: a new one is tested without being listed.
+OPTIMIZERS = sorted(
+    name
+    for name, cls in vars(keras.optimizers).items()
+    if inspect.isclass(cls)
+    and issubclass(cls, keras.optimizers.Optimizer)
+    and cls is not keras.optimizers.Optimizer
+)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizer_on_shards_equals_joint_batch(name: str) -> None:
+    make = SPECIAL.get(name, lambda: getattr(keras.optimizers, name)(learning_rate=0.05))
+
+    assert_same_training(make)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "clipnorm": {"clipnorm": 0.1},
+    "global_clipnorm": {"global_clipnorm": 0.1},
+    "clipvalue": {"clipvalue": 0.02},
+    "weight_decay": {"weight_decay": 0.1},
+    "ema": {"use_ema": True, "ema_momentum": 0.7, "ema_overwrite_frequency": 2},
+    "loss_scale_factor": {"loss_scale_factor": 16.0},
+}
+if HAS_ACCUMULATION:
+    OPTIONS["accumulation"] = {"gradient_accumulation_steps": 2}
+    OPTIONS["accumulation_clip"] = {"gradient_accumulation_steps": 2, "global_clipnorm": 0.1}
+    OPTIONS["accumulation_decay_ema"] = {
+        "gradient_accumulation_steps": 2,
+        "weight_decay": 0.1,
+        "use_ema": True,
+    }
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_option_on_shards_equals_joint_batch(option: str) -> None:
+    assert_same_training(lambda: keras.optimizers.SGD(0.2, momentum=0.9, **OPTIONS[option]))
+
+
+@pytest.mark.skipif(not HAS_ACCUMULATION or IS_BEFORE_3_1, reason="Keras 3.0 clips each batch")
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_accumulation_reduces_once_for_each_update(
+    run_eagerly: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = []
+    reduce = kr.gradients.reduce_gradients
+
+    def spy(*arguments: Any, **keywords: Any) -> Any:
+        graph = tf.compat.v1.get_default_graph()
+        where.append("eager" if tf.executing_eagerly() else type(graph).__name__)
+        return reduce(*arguments, **keywords)
+
+    monkeypatch.setattr(kr.gradients, "reduce_gradients", spy)
+
+    assert_same_training(
+        lambda: keras.optimizers.SGD(0.2, gradient_accumulation_steps=2), run_eagerly=run_eagerly
+    )
+
+    if run_eagerly:
+        assert where == ["eager"] * (STEPS // 2)
+    else:
+        # Within the branch that Keras takes at the end of a window, and nowhere else.
+        assert set(where) == {"CondBranchFuncGraph"}
+
+
+@pytest.mark.skipif(not HAS_ACCUMULATION, reason="no accumulation in this Keras")
+def test_accumulation_with_incomplete_window_equals_joint_batch() -> None:
+    assert_same_training(
+        lambda: keras.optimizers.Adam(0.05, gradient_accumulation_steps=3), data=make_data(steps=5)
+    )
+
+
+@pytest.mark.parametrize("arguments", [{"run_eagerly": True}, {"steps_per_execution": 3}])
+def test_ways_of_running_equal_joint_batch(arguments: dict[str, Any]) -> None:
+    if IS_BEFORE_3_1 and arguments.get("run_eagerly"):
+        pytest.skip("is what the oracle does")
+    assert_same_training(lambda: keras.optimizers.Adam(0.05, clipnorm=0.1), **arguments)
+
+
+def test_train_on_batch_equals_joint_batch() -> None:
+    x, y = make_data(steps=2)
+    oracle, model = build_dense(), build_dense()
+    oracle.compile("sgd", "mse")
+    model.compile(kr.DistributedOptimizer("sgd"), "mse")
+
+    for step in range(2):
+        oracle.train_on_batch(joint(x[step : step + 1]), joint(y[step : step + 1]))
+        model.train_on_batch(own(x[step : step + 1]), own(y[step : step + 1]))
+
+    for mine, expected in zip(model.get_weights(), oracle.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, expected, atol=ATOL)
+
+
+class CustomStep(keras.Model):
+    """Takes its step by one of the optimizer's two methods."""
+
+    entry = "apply"
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        if self.entry == "apply":
+            self.optimizer.apply(gradients, self.trainable_variables)
+        elif self.entry == "apply_gradients":
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=False))
+        else:
+            for gradient, variable in zip(gradients, self.trainable_variables, strict=False):
+                self.optimizer.update_step(gradient, variable.value, self.optimizer.learning_rate)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("entry", ["apply", "apply_gradients"])
+def test_custom_train_step_equals_joint_batch(entry: str) -> None:
+    def build() -> Any:
+        model = build_dense(CustomStep)
+        model.entry = entry
+        return model
+
+    assert_same_training(lambda: keras.optimizers.Adam(0.05), build)
+
+
+def test_step_that_bypasses_the_optimizer_raises() -> None:
+    model = build_dense(CustomStep)
+    model.entry = "update_step"
+    model.compile(kr.DistributedOptimizer("sgd"))
+    x, y = make_data(steps=1)
+
+    with pytest.raises(kr.ConfigError, match="reduced no gradient.*optimizer.apply"):
+        model.fit(own(x), own(y), verbose=0, callbacks=[kr.callbacks.BroadcastInitialWeights()])
+
+
+def test_optimizer_distributed_after_training_raises_instead_of_not_reducing() -> None:
+    model = build_dense()
+    model.compile("sgd", "mse")
+    x, y = make_data(steps=1)
+    model.fit(own(x), own(y), verbose=0)
+    kr.DistributedOptimizer(model.optimizer)
+
+    with pytest.raises(kr.ConfigError, match="call model.compile again"):
+        model.fit(own(x), own(y), verbose=0, callbacks=[kr.callbacks.BroadcastInitialWeights()])
+
+
+class Centered(keras.optimizers.SGD):
+    """A user's optimizer that changes gradients before the step."""
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        centered = [g - tf.reduce_max(g) for g in grads]
+        super().apply(centered, trainable_variables)
+
+
+def test_subclass_with_its_own_apply_sees_reduced_gradients() -> None:
+    assert_same_training(lambda: Centered(0.02))
+
+
+@pytest.mark.skipif(not HAS_ACCUMULATION or IS_BEFORE_3_1, reason="no hook in this Keras")
+def test_accumulation_that_never_reaches_the_hook_raises() -> None:
+    class Bypass(keras.optimizers.SGD):
+        def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> None:
+            self._backend_update_step(grads, trainable_variables, self.learning_rate)
+
+    optimizer = kr.DistributedOptimizer(Bypass(0.1, gradient_accumulation_steps=2))
+    variable = keras.Variable(1.0)
+    optimizer.apply([tf.constant(1.0)], [variable])
+
+    with pytest.raises(kr.ConfigError, match="applied 2 steps and reduced no gradient"):
+        optimizer.apply([tf.constant(1.0)], [variable])
+
+
+def test_one_function_may_use_an_optimizer_twice_and_two_optimizers() -> None:
+    rank, size = kr.rank(), kr.size()
+    first = kr.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    second = kr.DistributedOptimizer(keras.optimizers.SGD(1.0), name="critic")
+    a, b = keras.Variable([0.0, 0.0]), keras.Variable([0.0])
+
+    @tf.function
+    def step(value: tf.Tensor) -> None:
+        first.apply([tf.stack([value, value])], [a])
+        first.apply([tf.stack([value, -value])], [a])
+        second.apply([value[None]], [b])
+
+    step(tf.constant(float(rank + 1)))
+
+    mean = sum(range(1, size + 1)) / size
+    np.testing.assert_allclose(a.numpy(), [-2 * mean, 0.0], atol=1e-6)
+    np.testing.assert_allclose(b.numpy(), [-mean], atol=1e-6)
+
+
+def test_sum_adds_gradients_of_all_ranks() -> None:
+    optimizer = kr.DistributedOptimizer(keras.optimizers.SGD(1.0), op="sum")
+    variable = keras.Variable([0.0])
+
+    optimizer.apply([tf.constant([float(kr.rank() + 1)])], [variable])
+
+    np.testing.assert_allclose(variable.numpy(), [-sum(range(1, kr.size() + 1))])
+
+
+@pytest.mark.skipif(not hasattr(keras.optimizers, "MultiOptimizer"), reason="newer Keras")
+@pytest.mark.parametrize("is_scaled", [False, True])
+def test_multi_optimizer_with_optimizers_created_when_it_is_built(is_scaled: bool) -> None:
+    def make() -> Any:
+        made: dict[bool, Any] = {}
+
+        def select(variable: Any) -> Any:
+            is_bias = "bias" in variable.path
+            kind = keras.optimizers.Adam if is_bias else keras.optimizers.SGD
+            return made.setdefault(is_bias, kind(0.05))
+
+        multi = keras.optimizers.MultiOptimizer(select)
+        return keras.optimizers.LossScaleOptimizer(multi) if is_scaled else multi
+
+    assert_same_training(make)
+
+
+@pytest.fixture
+def _mixed_float16() -> Iterator[None]:
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    yield
+    keras.mixed_precision.set_global_policy("float32")
+
+
+@pytest.mark.usefixtures("_mixed_float16")
+@pytest.mark.parametrize("accumulation", [None, 2] if HAS_ACCUMULATION else [None])
+def test_overflow_on_one_rank_skips_the_step_on_all(
+    accumulation: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = make_data(steps=4)
+    # As float16, infinite; on the last rank only, in the third step.
+    x[2, -1, 0, 0] = 1e30
+    if accumulation is None:
+        # Reduced gradients decide: equal on all ranks, so nothing is left to agree on.
+        monkeypatch.setattr(kr.gradients, "agree", None)
+    extra = {"gradient_accumulation_steps": accumulation} if accumulation else {}
+
+    model = assert_same_training(
+        lambda: keras.optimizers.SGD(0.2, momentum=0.9, clipnorm=0.5, **extra),
+        data=(x, y),
+        atol=3e-3,
+    )
+
+    scaled = model.optimizer
+    assert isinstance(scaled, keras.optimizers.LossScaleOptimizer)
+    assert float(scaled.dynamic_scale.numpy()) == scaled.initial_scale / 2
+    assert int(scaled.inner_optimizer._iterations.numpy()) == 3
+
+
+def build_embedding() -> Any:
+    keras.utils.set_random_seed(5)
+    return keras.Sequential(
+        [
+            keras.Input((3,), dtype="int32"),
+            keras.layers.Embedding(11, 4),
+            keras.layers.Flatten(),
+            keras.layers.Dense(OUTPUTS),
+        ]
+    )
+
+
+SPARSE: dict[str, Callable[[], Any]] = {
+    "sgd": lambda: keras.optimizers.SGD(0.2, momentum=0.9),
+    "adam": lambda: keras.optimizers.Adam(0.05),
+    "clipvalue": lambda: keras.optimizers.Adam(0.05, clipvalue=0.01),
+    "loss_scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.2)),
+}
+if HAS_ACCUMULATION:
+    SPARSE["accumulation"] = lambda: keras.optimizers.SGD(0.2, gradient_accumulation_steps=2)
+
+
+@pytest.mark.parametrize("case", SPARSE)
+def test_embedding_with_repeated_and_missing_ids_equals_joint_batch(case: str) -> None:
+    random = np.random.default_rng(3)
+    ids = random.integers(0, 3, size=(STEPS, kr.size(), BATCH, 3))
+    ids += (np.arange(kr.size()) * 2)[:, None, None] % 8
+    _, y = make_data()
+
+    assert_same_training(SPARSE[case], build_embedding, (ids.astype("int32"), y))
+
+
+def test_missing_gradients_stay_missing() -> None:
+    used, unused = keras.Variable([0.0], name="used"), keras.Variable([0.0], name="unused")
+    optimizer = kr.DistributedOptimizer(keras.optimizers.SGD(1.0))
+
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        optimizer.apply([None, tf.constant([float(kr.rank())])], [unused, used])
+
+    np.testing.assert_allclose(used.numpy(), [-(kr.size() - 1) / 2])
+    assert unused.numpy() == [0.0]
+
+
+def test_used_optimizer_keeps_its_state_and_class() -> None:
+    x, y = make_data(steps=2)
+    model = build_dense()
+    optimizer = keras.optimizers.Adam(0.05)
+    model.compile(optimizer, "mse")
+    model.fit(joint(x), joint(y), verbose=0)
+    before = digest(optimizer.variables)
+    config = optimizer.get_config()
+
+    wrapped = kr.DistributedOptimizer(kr.DistributedOptimizer(optimizer))
+
+    assert wrapped is optimizer
+    assert type(wrapped) is keras.optimizers.Adam
+    assert digest(wrapped.variables) == before
+    assert wrapped.get_config() == config
+    assert keras.optimizers.serialize(wrapped)["registered_name"] in (None, "Adam")
+    assert keras.optimizers.Adam.from_config(wrapped.get_config()).get_config() == config
+
+
+@pytest.mark.parametrize(
+    "given", ["adam", {"class_name": "Adam", "config": {"learning_rate": 0.25}}]
+)
+def test_name_or_config_gives_a_distributed_optimizer(given: Any) -> None:
+    optimizer = kr.DistributedOptimizer(given)
+
+    assert type(optimizer) is keras.optimizers.Adam
+    assert kr.reducer.is_distributed(optimizer)
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (
+            tf.compat.v1.train.AdamOptimizer(),
+            r"got an object of tensorflow\..*AdamOptimizer.*hooks",
+        ),
+        (keras.optimizers.Adam, r"got the class keras\..*Adam. Create it first"),
+        (None, r"got an object of builtins.NoneType"),
+    ],
+)
+def test_what_is_no_keras_3_optimizer_is_refused(given: Any, message: str) -> None:
+    with pytest.raises(kr.ConfigError, match=message):
+        kr.DistributedOptimizer(given)
+
+
+def test_unknown_or_changed_op_is_refused() -> None:
+    with pytest.raises(kr.ConfigError, match="op is 'max'; expected one of 'mean', 'sum'"):
+        kr.DistributedOptimizer("sgd", op="max")
+    optimizer = kr.DistributedOptimizer("sgd")
+    with pytest.raises(kr.ConfigError, match="op='mean' already, and op='sum'"):
+        kr.DistributedOptimizer(optimizer, op="sum")
+
+
+def test_strategy_with_several_replicas_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy = tf.distribute.get_strategy()
+    monkeypatch.setattr(type(strategy), "num_replicas_in_sync", property(lambda self: 2))
+    optimizer = kr.DistributedOptimizer("sgd")
+
+    with pytest.raises(kr.ConfigError, match="with 2 replicas.*expects one replica a rank"):
+        optimizer.apply([tf.constant(1.0)], [keras.Variable(1.0)])

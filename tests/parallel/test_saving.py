@@ -1,0 +1,220 @@
+"""Models trained by several ranks are saved, loaded, copied and trained on."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import keras_ring as kr
+
+FEATURES, BATCH, STEPS = 4, 2, 6
+ATOL = 1e-5
+# By its name, Keras 3 does not load it from a .h5 file.
+LOSS = keras.losses.MeanSquaredError()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Rank 0's folder, known to all."""
+    return kr.broadcast_object(tmp_path)
+
+
+def build() -> Any:
+    keras.utils.set_random_seed(2)
+    return keras.Sequential(
+        [
+            keras.Input((FEATURES,)),
+            keras.layers.Dense(5, activation="tanh"),
+            keras.layers.Dense(1),
+        ]
+    )
+
+
+def make_data() -> tuple[np.ndarray, np.ndarray]:
+    """Samples by step and rank, so that steps can be taken apart."""
+    random = np.random.default_rng(4)
+    x = random.normal(size=(STEPS, kr.size(), BATCH, FEATURES)).astype("float32")
+    return x, x.sum(-1, keepdims=True)
+
+
+def fit(model: Any, steps: slice, *, callbacks: Any = None) -> None:
+    x, y = make_data()
+    model.fit(
+        x[steps, kr.rank()].reshape(-1, FEATURES),
+        y[steps, kr.rank()].reshape(-1, 1),
+        batch_size=BATCH,
+        shuffle=False,
+        verbose=0,
+        callbacks=callbacks,
+    )
+
+
+def train_without_interruption() -> Any:
+    """One process, joint batches, plain optimizer."""
+    x, y = make_data()
+    model = build()
+    model.compile(keras.optimizers.Adam(0.05), LOSS)
+    model.fit(
+        x.reshape(-1, FEATURES),
+        y.reshape(-1, 1),
+        batch_size=BATCH * kr.size(),
+        shuffle=False,
+        verbose=0,
+    )
+    return model
+
+
+def train_half() -> Any:
+    model = build()
+    model.compile(kr.DistributedOptimizer(keras.optimizers.Adam(0.05)), LOSS)
+    fit(model, slice(0, 3))
+    return model
+
+
+def assert_equals_uninterrupted(model: Any) -> None:
+    oracle = train_without_interruption()
+    assert int(model.optimizer.iterations.numpy()) == STEPS
+    for mine, expected in zip(model.get_weights(), oracle.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, expected, atol=ATOL)
+
+
+def save_on_rank_0(model: Any, path: Path) -> None:
+    if kr.rank() == 0:
+        model.save(path)
+    kr.barrier()
+
+
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5")
+@pytest.mark.parametrize("suffix", [".keras", ".h5"])
+def test_loaded_model_continues_as_if_uninterrupted(folder: Path, suffix: str) -> None:
+    model = train_half()
+    path = folder / f"model{suffix}"
+    save_on_rank_0(model, path)
+
+    loaded = kr.load_model(path)
+    assert kr.reducer.is_distributed(loaded.optimizer)
+    for mine, saved in zip(loaded.optimizer.variables, model.optimizer.variables, strict=True):
+        np.testing.assert_allclose(mine.numpy(), saved.numpy())
+    fit(loaded, slice(3, 6))
+
+    assert_equals_uninterrupted(loaded)
+
+
+def test_loading_on_rank_0_and_broadcasting_continues_as_if_uninterrupted(folder: Path) -> None:
+    path = folder / "model.keras"
+    save_on_rank_0(train_half(), path)
+
+    if kr.rank() == 0:
+        model = kr.load_model(path)
+    else:
+        model = build()
+        model.compile(kr.DistributedOptimizer(keras.optimizers.Adam(0.1)), LOSS)
+    fit(model, slice(3, 6), callbacks=[kr.callbacks.BroadcastInitialWeights()])
+
+    assert_equals_uninterrupted(model)
+
+
+def test_save_weights_on_rank_0_is_restored_by_all(folder: Path) -> None:
+    model = train_half()
+    path = folder / "model.weights.h5"
+    if kr.rank() == 0:
+        model.save_weights(path)
+    kr.barrier()
+
+    restored = build()
+    restored.compile(kr.DistributedOptimizer(keras.optimizers.Adam(0.05)), LOSS)
+    restored.optimizer.build(restored.trainable_variables)
+    restored.load_weights(path)
+    fit(restored, slice(3, 6))
+
+    assert_equals_uninterrupted(restored)
+
+
+PLAIN = """
+import sys
+sys.modules["keras_ring"] = None  # importing it fails
+import keras
+model = keras.saving.load_model(sys.argv[1])
+print(type(model.optimizer).__name__, int(model.optimizer.iterations.numpy()))
+print(float(sum(abs(w).sum() for w in model.get_weights())))
+"""
+
+
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5")
+@pytest.mark.parametrize("suffix", [".keras", ".h5"])
+def test_file_loads_in_plain_keras_without_keras_ring(tmp_path: Path, suffix: str) -> None:
+    model = train_half()
+    if kr.rank() != 0:
+        return
+    path = tmp_path / f"model{suffix}"
+    model.save(path)
+
+    result = subprocess.run(
+        [sys.executable, "-c", PLAIN, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+    assert result.returncode == 0, result.stderr
+    optimizer, total = result.stdout.splitlines()[-2:]
+    assert optimizer == "Adam 3"
+    expected = sum(np.abs(w).sum() for w in model.get_weights())
+    np.testing.assert_allclose(float(total), expected, rtol=1e-5)
+
+
+def test_model_saved_by_plain_keras_loads_distributed(folder: Path) -> None:
+    model = build()
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    save_on_rank_0(model, folder / "plain.keras")
+
+    loaded = kr.load_model(folder / "plain.keras", op="sum")
+    uncompiled = kr.load_model(folder / "plain.keras", compile=False)
+
+    assert kr.reducer.reducer_of(loaded.optimizer).op == "sum"
+    assert getattr(uncompiled, "optimizer", None) is None
+
+
+@pytest.mark.parametrize(
+    "copy_of", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"]
+)
+def test_copy_of_a_model_trains_distributed(copy_of: Any) -> None:
+    try:
+        copied = copy_of(train_half())
+    except (TypeError, AttributeError):
+        if keras.__version__ >= "3.5":
+            raise
+        pytest.skip("this Keras cannot copy a model")
+
+    fit(copied, slice(3, 6))
+
+    assert kr.reducer.is_distributed(copied.optimizer)
+    assert_equals_uninterrupted(copied)
+
+
+def test_copy_of_an_optimizer_is_distributed_and_another_one() -> None:
+    optimizer = kr.DistributedOptimizer(keras.optimizers.SGD(0.25), op="sum")
+
+    copied = copy.deepcopy(optimizer)
+
+    assert copied is not optimizer
+    assert kr.reducer.reducer_of(copied).op == "sum"
+    assert kr.reducer.reducer_of(copied) is not kr.reducer.reducer_of(optimizer)
+    np.testing.assert_allclose(copied.learning_rate.numpy(), 0.25)
+
+
+def test_copy_of_a_plain_model_stays_plain() -> None:
+    kr.DistributedOptimizer("sgd")
+    model = build()
+    model.compile("sgd", "mse")
+
+    assert not kr.reducer.is_distributed(copy.deepcopy(model).optimizer)
