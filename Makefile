@@ -28,7 +28,7 @@ PYTHON = $(shell for python in python3.11 python3.12 python3.13 python3.10 pytho
 	"$$python" -c '$(USABLE_PYTHON)' 2>/dev/null && echo "$$python" && break; done)
 endif
 
-.PHONY: help setup demo test lint unit native parallel faults endtoend clean
+.PHONY: help setup demo test lint ruff mypy clang-format lint-imports unit native parallel faults endtoend clean
 
 help:
 	@echo "make demo      train a small network on two processes"
@@ -44,11 +44,19 @@ demo: $(LIBRARIES)
 
 test: lint unit native parallel faults endtoend
 
-lint: $(PACKAGES)
+lint: ruff mypy clang-format lint-imports
+
+ruff: $(PACKAGES)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+
+mypy: $(PACKAGES)
 	$(VENV)/bin/mypy
+
+clang-format: $(PACKAGES)
 	$(VENV)/bin/clang-format --style=file:tf_ops/.clang-format --dry-run -Werror $(CXX_FILES)
+
+lint-imports: $(PACKAGES)
 	$(VENV)/bin/lint-imports --no-logo
 
 unit: $(LIBRARIES)
