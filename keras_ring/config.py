@@ -12,6 +12,9 @@ from keras_ring.errors import ConfigError
 _SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 _RANK_VARIABLES = ("PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK")
 
+# In the order of core/algorithm.h.
+ALGORITHMS = ("auto", "ring")
+
 
 @dataclass(frozen=True)
 class Config:
@@ -29,6 +32,10 @@ class Config:
             this many bytes. Defaults to 67108864.
         known_requests: `KERAS_RING_KNOWN_REQUESTS`. Names of tensors that the ranks know by
             number. Defaults to 4096.
+        slot_bytes: `KERAS_RING_SLOT_BYTES`. Bytes of a slot in the memory that the ranks of a host
+            share; each rank has four. Defaults to 262144.
+        algorithm: `KERAS_RING_ALGORITHM`. "ring" makes allreduce one ring over all ranks, "auto"
+            uses shared memory within a host and rings between hosts. Defaults to "auto".
         is_launched: Whether an MPI launcher started this process.
         launched_size: Number of processes that the launcher says it started, if it says so.
     """
@@ -38,6 +45,8 @@ class Config:
     segment_bytes: int = 256 * 1024
     bucket_bytes: int = 64 * 1024 * 1024
     known_requests: int = 4096
+    slot_bytes: int = 256 * 1024
+    algorithm: str = "auto"
     is_launched: bool = False
     launched_size: int | None = None
 
@@ -61,6 +70,8 @@ class Config:
             known_requests=_integer(
                 env, "KERAS_RING_KNOWN_REQUESTS", cls.known_requests, least=1
             ),
+            slot_bytes=_integer(env, "KERAS_RING_SLOT_BYTES", cls.slot_bytes, least=4096),
+            algorithm=_choice(env, "KERAS_RING_ALGORITHM", ALGORITHMS),
             is_launched=size is not None or any(name in env for name in _RANK_VARIABLES),
             launched_size=int(size) if size is not None and size.isdecimal() else None,
         )
@@ -84,3 +95,10 @@ def _integer(env: Mapping[str, str], name: str, default: int, least: int) -> int
     if value != int(value) or value > 2**31 - 1:
         raise ConfigError(f"{name} is {env[name]!r}; expected a whole number below 2^31.")
     return int(value)
+
+
+def _choice(env: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    value = env.get(name, "").strip() or choices[0]
+    if value not in choices:
+        raise ConfigError(f"{name} is {value!r}; expected one of {choices}.")
+    return value

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from keras_ring.config import Config
+from keras_ring.config import ALGORITHMS, Config
 from keras_ring.errors import NativeLibraryError, from_code
 
 LIBRARY_FOLDER = Path(__file__).parent / "lib"
@@ -26,6 +26,8 @@ class _Options(ctypes.Structure):
         ("segment_bytes", ctypes.c_int64),
         ("bucket_bytes", ctypes.c_int64),
         ("known_requests", ctypes.c_int64),
+        ("slot_bytes", ctypes.c_int64),
+        ("algorithm", ctypes.c_int64),
     ]
 
 
@@ -140,6 +142,8 @@ def start(communicator: int | None, config: Config) -> Place:
         config.segment_bytes,
         config.bucket_bytes,
         config.known_requests,
+        config.slot_bytes,
+        ALGORITHMS.index(config.algorithm),
     )
     place = Place()
     message = ctypes.create_string_buffer(_MESSAGE_BYTES)

@@ -14,7 +14,9 @@ constexpr std::size_t kWindow = 4;
 }  // namespace
 
 void TreeBroadcast(const Wire& wire, int root, void* data, std::int64_t bytes) {
-  const TreeLinks links = BroadcastTree(wire.rank(), wire.size(), root);
+  TreeLinks links = BroadcastTree(wire.rank(), wire.size(), root);
+  if (links.parent >= 0) links.parent = wire.peer(links.parent);
+  for (int& child : links.children) child = wire.peer(child);
   char* const begin = static_cast<char*>(data);
   const std::int64_t num_segments = (bytes + wire.segment_bytes - 1) / wire.segment_bytes;
   const auto segment_at = [&](std::int64_t i) { return begin + i * wire.segment_bytes; };

@@ -1,22 +1,31 @@
-// What a collective is run over: the transport, the way to wait, and the size of a message.
+// What a collective is run over: the transport, the way to wait, the ranks that take part, and the
+// size of a message.
 #ifndef KERAS_RING_COLLECTIVES_WIRE_H_
 #define KERAS_RING_COLLECTIVES_WIRE_H_
 
+#include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "transport/transport.h"
 
 namespace keras_ring {
 
+// A collective numbers its members from 0; only peer() leads back to ranks of the transport.
 struct Wire {
   Transport* transport = nullptr;
   Idle* idle = nullptr;
   std::int64_t segment_bytes = 0;
+  std::vector<int> members;  // ranks, ascending; this rank is one of them
 
-  int rank() const { return transport->rank(); }
-  int size() const { return transport->size(); }
-  int next() const { return (rank() + 1) % size(); }
-  int prev() const { return (rank() + size() - 1) % size(); }
+  int size() const { return static_cast<int>(members.size()); }
+  int rank() const {
+    const auto own = std::find(members.begin(), members.end(), transport->rank());
+    return static_cast<int>(own - members.begin());
+  }
+  int peer(int member) const { return members[member]; }
+  int next() const { return peer((rank() + 1) % size()); }
+  int prev() const { return peer((rank() + size() - 1) % size()); }
 };
 
 }  // namespace keras_ring

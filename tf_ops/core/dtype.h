@@ -65,6 +65,11 @@ constexpr std::size_t AccumulatorBytes(DType dtype) {
   return 0;
 }
 
+// The type of a partial result.
+constexpr DType AccumulatorDType(DType dtype) {
+  return dtype == DType::kFloat16 || dtype == DType::kBfloat16 ? DType::kFloat32 : dtype;
+}
+
 constexpr const char* DTypeName(DType dtype) {
   switch (dtype) {
 #define KERAS_RING_CASE(enumerator, name, storage, accumulator) \

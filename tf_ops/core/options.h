@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "core/algorithm.h"
+
 namespace keras_ring {
 
 struct Options {
@@ -15,10 +17,15 @@ struct Options {
   // Elements of one message are at most this many bytes. 256 KiB keeps a segment, the one being
   // received and the partial result inside a 1 MiB L2 cache.
   std::int64_t segment_bytes = 256 * 1024;
+  // Of the memory that the ranks of a host share: each has four slots of this size (between hosts
+  // four times as much). 256 KiB windows of all ranks fit the second-level caches together.
+  std::int64_t slot_bytes = 256 * 1024;
   // Requests are fused up to this many bytes; a larger tensor travels alone, unpacked.
   std::int64_t bucket_bytes = 64 * 1024 * 1024;
   // How many names the ranks know by number, so that a later request costs one bit.
   std::int64_t known_requests = 4096;
+  // How allreduce runs; kAuto: see collectives/select.h.
+  Algorithm algorithm = Algorithm::kAuto;
 };
 
 }  // namespace keras_ring

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <utility>
 
+#include "collectives/select.h"
 #include "core/log.h"
 #include "engine/buckets.h"
 #include "engine/execute.h"
@@ -40,12 +41,30 @@ Engine::Engine(std::unique_ptr<Transport> transport, const Options& options)
       transport_(std::move(transport)),
       places_(AgreementTree(transport_->topology())),
       place_(places_[transport_->rank()]),
-      wire_{transport_.get(), this, options.segment_bytes},
+      routes_(MakeRoutes()),
       readiness_(transport_->rank(), transport_->topology(), options) {
   if (transport_->size() > 1) thread_ = std::thread([this] { Run(); });
 }
 
 Engine::~Engine() { Abandon("its engine was thrown away"); }
+
+Routes Engine::MakeRoutes() {
+  const Topology& ranks = transport_->topology();
+  Arena* const arena = transport_->arena();
+  Routes routes;
+  routes.world = Wire{transport_.get(), this, options_.segment_bytes, {}};
+  routes.across = routes.world;
+  for (int other = 0; other < ranks.size(); ++other) {
+    routes.world.members.push_back(other);
+    if (ranks.local_rank(other) == ranks.local_rank(rank())) {
+      routes.across.members.push_back(other);
+    }
+  }
+  routes.local = LocalWire{arena, this};
+  routes.allreduce = SelectAllreduce(options_.algorithm, ranks, arena != nullptr);
+  routes.is_one_host = arena != nullptr && ranks.num_nodes() == 1;
+  return routes;
+}
 
 double Engine::NowS() const {
   return std::chrono::duration<double>(Pause::Clock::now().time_since_epoch()).count();
@@ -84,13 +103,12 @@ void Engine::Submit(Request request) {
     has_ended = ending_ != Ending::kNone;
     if (!has_ended && transport_->size() > 1) {
       submitted_.push_back(std::move(request));
-      news_.notify_one();
-      return;
     }
   }
+  if (!has_ended && transport_->size() > 1) return transport_->bell()->Ring();
   if (has_ended) return request.done({Code::kInvalid, Describe(request) + ": " + kShutDown});
   try {
-    Execute(wire_, {&request});
+    Execute(routes_, {&request});
     request.done({});
   } catch (const Error& error) {
     request.done(error.status());
@@ -101,8 +119,8 @@ bool Engine::Stop() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (ending_ == Ending::kNone) ending_ = Ending::kInAgreement;
-    news_.notify_one();
   }
+  transport_->bell()->Ring();
   if (thread_.joinable()) {
     thread_.join();
   } else if (transport_->size() == 1) {
@@ -118,8 +136,8 @@ void Engine::Abandon(const std::string& reason) {
       ending_ = Ending::kAtOnce;
       ending_reason_ = reason;
     }
-    news_.notify_one();
   }
+  transport_->bell()->Ring();
   if (thread_.joinable()) thread_.join();
 }
 
@@ -127,13 +145,14 @@ void Engine::Run() {
   // The default slack of 50 us would make every short sleep a long one.
   prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0);
   while (!IsOver()) {
+    const std::uint32_t seen = transport_->bell()->count.load();
     try {
       Pump();
       if (failure_.ok() && !batches_.empty()) {
         RunBatch();
         pause_.Reset();
       } else {
-        PauseUntilNews();
+        PauseUntilNews(seen);
       }
     } catch (const Error& error) {
       Fail(error.status(), /*is_news=*/true);
@@ -318,7 +337,7 @@ void Engine::RunBatch() {
     for (const std::size_t index : indices) bucket.push_back(&batches_.front()[index]);
     running_label_ = Describe(*bucket.front());
     Reset();
-    Execute(wire_, bucket);
+    Execute(routes_, bucket);
     for (Request* request : bucket) {
       running_.erase(KeyOf(request->name));
       std::exchange(request->done, nullptr)({});
@@ -344,17 +363,17 @@ void Engine::LookForLostPeer() {
                                    "of memory; look at its own output).");
 }
 
-void Engine::PauseUntilNews() {
-  const bool is_waiting = failure_.ok() && (!waiting_.empty() || is_leaving_);
-  const auto nap =
-      is_waiting ? pause_.Next(is_leaving_ && waiting_.empty() ? kAtRest : kInWait) : kAtRest;
-  if (nap.count() == 0) return;
-  std::unique_lock<std::mutex> lock(mutex_);
-  const Ending before = is_leaving_ ? Ending::kInAgreement : Ending::kNone;
-  news_.wait_for(lock, nap, [&] { return !submitted_.empty() || ending_ != before; });
+void Engine::PauseUntilNews(std::uint32_t seen) {
+  auto nap = kAtRest;
+  if (failure_.ok() && (!waiting_.empty() || is_leaving_)) {
+    nap = pause_.Next(waiting_.empty() ? kAtRest : kInWait);
+    if (nap.count() == 0) return;
+    if (!transport_->MustPoll()) nap = kAtRest;
+  }
+  transport_->bell()->Sleep(seen, nap);
 }
 
-void Engine::Step() {
+void Engine::Step(std::uint32_t seen, bool rings) {
   Pump();
   if (!failure_.ok()) throw Error(failure_.code, failure_.message);
   const double now_s = NowS();
@@ -369,8 +388,9 @@ void Engine::Step() {
     }
     if (!std::exchange(was_wait_reported_, true)) LogLine(rank(), text);
   }
-  const auto nap = pause_.Next(kInTransfer);
-  if (nap.count() > 0) std::this_thread::sleep_for(nap);
+  // Who waits for what rings has looked for a while already.
+  const auto nap = rings && !transport_->MustPoll() ? kAtRest : pause_.Next(kInTransfer);
+  if (nap.count() > 0) transport_->bell()->Sleep(seen, nap);
 }
 
 void Engine::Reset() {

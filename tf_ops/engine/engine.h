@@ -3,8 +3,6 @@
 #ifndef KERAS_RING_ENGINE_ENGINE_H_
 #define KERAS_RING_ENGINE_ENGINE_H_
 
-#include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <map>
 #include <memory>
@@ -16,8 +14,8 @@
 #include <unordered_set>
 #include <vector>
 
-#include "collectives/wire.h"
 #include "core/options.h"
+#include "engine/execute.h"
 #include "engine/pause.h"
 #include "engine/readiness.h"
 #include "engine/request.h"
@@ -67,25 +65,26 @@ class Engine : private Idle {
   void Depart(const Departure& departure);
   void RunBatch();
   void LookForLostPeer();
-  void PauseUntilNews();
+  // `seen`: the bell's count from before the last look at everything.
+  void PauseUntilNews(std::uint32_t seen);
   // Ends the generation with an error; `is_news`: the others have not heard of it.
   void Fail(const Status& status, bool is_news);
   void FailWaiting(const Status& status);
+  Routes MakeRoutes();
   Status RefuseEarly(const Request& request) const;
   double NowS() const;
 
   // Idle: called between two looks at a transfer.
-  void Step() override;
+  void Step(std::uint32_t seen, bool rings) override;
   void Reset() override;
 
   const Options options_;
   const std::unique_ptr<Transport> transport_;
   const std::vector<TreePlace> places_;
   const TreePlace place_;
-  Wire wire_;
+  const Routes routes_;
 
   std::mutex mutex_;
-  std::condition_variable news_;
   std::vector<Request> submitted_;  // guarded by mutex_
   Ending ending_ = Ending::kNone;   // guarded by mutex_
   std::string ending_reason_;       // guarded by mutex_

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "collectives/hierarchical.h"
 #include "collectives/ring.h"
 #include "collectives/tree.h"
 
@@ -16,14 +17,14 @@ std::int64_t StableHash(const std::string& text) {
   return static_cast<std::int64_t>(hash >> 33);
 }
 
-void Allreduce(const Wire& wire, const std::vector<Request*>& requests) {
+void Allreduce(const Routes& routes, const std::vector<Request*>& requests) {
   const Signature& signature = requests.front()->signature;
   Bucket bucket;
   bucket.dtype = signature.dtypes.front();
   bucket.op = signature.op;
   bucket.before.factor = signature.prescale;
   bucket.after.factor = signature.postscale;
-  bucket.after.divisor = signature.is_mean ? wire.size() : 1;
+  bucket.after.divisor = signature.is_mean ? routes.world.size() : 1;
   for (const Request* request : requests) {
     const std::int64_t first_chunk = StableHash(KeyOf(request->name));
     for (std::size_t i = 0; i < request->inputs.size(); ++i) {
@@ -32,15 +33,30 @@ void Allreduce(const Wire& wire, const std::vector<Request*>& requests) {
                                             first_chunk + static_cast<std::int64_t>(i)});
     }
   }
-  RingAllreduce(wire, bucket);
+  switch (routes.allreduce) {
+    case Algorithm::kLocal:
+      return LocalAllreduce(routes.local, bucket);
+    case Algorithm::kHierarchical:
+      return HierarchicalAllreduce(routes.local, routes.across, bucket);
+    case Algorithm::kAuto:
+    case Algorithm::kRing:
+      return RingAllreduce(routes.world, bucket);
+  }
 }
 
-void Allgather(const Wire& wire, Request* request) {
+void Gather(const Routes& routes, const void* input, const std::vector<std::int64_t>& block_bytes,
+            void* output) {
+  if (routes.is_one_host) return LocalAllgather(routes.local, input, block_bytes, output);
+  RingAllgather(routes.world, input, block_bytes, output);
+}
+
+void Allgather(const Routes& routes, Request* request) {
+  const int size = routes.world.size();
   const std::size_t num_tensors = request->inputs.size();
   auto& rows = request->all_rows;
-  rows.resize(num_tensors * wire.size());
-  const std::vector<std::int64_t> equal(wire.size(), 8 * static_cast<std::int64_t>(num_tensors));
-  RingAllgather(wire, request->rows.data(), equal, rows.data());
+  rows.resize(num_tensors * size);
+  const std::vector<std::int64_t> equal(size, 8 * static_cast<std::int64_t>(num_tensors));
+  Gather(routes, request->rows.data(), equal, rows.data());
   for (std::size_t i = 0; i < num_tensors; ++i) {
     const Shape& shape = request->signature.shapes[i];
     const std::int64_t row_bytes =
@@ -49,7 +65,7 @@ void Allgather(const Wire& wire, Request* request) {
                         [](std::int64_t a, std::int64_t b) { return a * b; });
     std::int64_t all_rows = 0;
     std::vector<std::int64_t> block_bytes;
-    for (int rank = 0; rank < wire.size(); ++rank) {
+    for (int rank = 0; rank < size; ++rank) {
       const std::int64_t its_rows = rows[rank * num_tensors + i];
       block_bytes.push_back(its_rows * row_bytes);
       all_rows += its_rows;
@@ -59,32 +75,36 @@ void Allgather(const Wire& wire, Request* request) {
       throw Error(Code::kInternal, "allgather '" + LabelOf(request->name) + "': no memory for " +
                                        std::to_string(all_rows * row_bytes) + " bytes");
     }
-    RingAllgather(wire, request->inputs[i], block_bytes, output);
+    Gather(routes, request->inputs[i], block_bytes, output);
   }
 }
 
-void Broadcast(const Wire& wire, Request* request) {
+void Broadcast(const Routes& routes, Request* request) {
   for (std::size_t i = 0; i < request->inputs.size(); ++i) {
     const std::int64_t bytes = NumElems(request->signature.shapes[i]) *
                                static_cast<std::int64_t>(DTypeBytes(request->signature.dtypes[i]));
-    if (wire.rank() == request->signature.root && bytes > 0 &&
+    if (routes.world.rank() == request->signature.root && bytes > 0 &&
         request->outputs[i] != request->inputs[i]) {
       std::memcpy(request->outputs[i], request->inputs[i], bytes);
     }
-    TreeBroadcast(wire, request->signature.root, request->outputs[i], bytes);
+    if (routes.is_one_host) {
+      LocalBroadcast(routes.local, request->signature.root, request->outputs[i], bytes);
+    } else {
+      TreeBroadcast(routes.world, request->signature.root, request->outputs[i], bytes);
+    }
   }
 }
 
 }  // namespace
 
-void Execute(const Wire& wire, const std::vector<Request*>& bucket) {
+void Execute(const Routes& routes, const std::vector<Request*>& bucket) {
   switch (bucket.front()->signature.kind) {
     case Kind::kAllreduce:
-      return Allreduce(wire, bucket);
+      return Allreduce(routes, bucket);
     case Kind::kAllgather:
-      return Allgather(wire, bucket.front());
+      return Allgather(routes, bucket.front());
     case Kind::kBroadcast:
-      return Broadcast(wire, bucket.front());
+      return Broadcast(routes, bucket.front());
     case Kind::kBarrier:
       return;  // that all ranks have agreed on it is all there is to it
   }

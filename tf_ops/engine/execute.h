@@ -5,13 +5,24 @@
 
 #include <vector>
 
+#include "collectives/local.h"
 #include "collectives/wire.h"
+#include "core/algorithm.h"
 #include "engine/request.h"
 
 namespace keras_ring {
 
+// The wires of one rank.
+struct Routes {
+  Wire world;               // all ranks
+  Wire across;              // the ranks with this one's local number, one on each host
+  LocalWire local;          // the ranks of this host; no arena: not to be used
+  Algorithm allreduce = Algorithm::kRing;
+  bool is_one_host = false;  // all ranks share the arena
+};
+
 // `bucket` is as planned by PlanBuckets. Fills the outputs; does not call `done`. Throws Error.
-void Execute(const Wire& wire, const std::vector<Request*>& bucket);
+void Execute(const Routes& routes, const std::vector<Request*>& bucket);
 
 }  // namespace keras_ring
 

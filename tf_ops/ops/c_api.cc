@@ -54,7 +54,7 @@ int Report(const Status& status, char* message, int64_t message_bytes) {
 }
 
 std::shared_ptr<Engine> MakeEngine(int use_mpi, int fortran_comm, const Options& options) {
-  auto transport = use_mpi != 0 ? ConnectMpi(fortran_comm, options.stall_error_s)
+  auto transport = use_mpi != 0 ? ConnectMpi(fortran_comm, options.stall_error_s, options.slot_bytes)
                                 : TheProcess().alone.Connect(0);
   return std::make_shared<Engine>(std::move(transport), options);
 }
@@ -100,6 +100,8 @@ int keras_ring_start(int use_mpi, int fortran_comm, const keras_ring_options* op
   given.segment_bytes = options->segment_bytes;
   given.bucket_bytes = options->bucket_bytes;
   given.known_requests = options->known_requests;
+  given.slot_bytes = options->slot_bytes;
+  given.algorithm = static_cast<keras_ring::Algorithm>(options->algorithm);
   try {
     auto engine = keras_ring::MakeEngine(use_mpi, fortran_comm, given);
     const keras_ring::Topology& topology = engine->topology();

@@ -15,6 +15,8 @@ typedef struct {
   int64_t segment_bytes;
   int64_t bucket_bytes;
   int64_t known_requests;
+  int64_t slot_bytes;
+  int64_t algorithm;  // see core/algorithm.h
 } keras_ring_options;
 
 typedef struct {

@@ -1,5 +1,6 @@
 #include "reduce/reduce.h"
 
+#include <algorithm>
 #include <cmath>
 #include <complex>
 #include <cstring>
@@ -124,6 +125,13 @@ void CombineTyped(ReduceOp op, const void* partial, const void* own, const Scale
   }
 }
 
+template <typename T, typename A>
+void WidenTyped(const void* from, const Scale& scale, void* to, std::size_t elems) {
+  const auto* f = static_cast<const T*>(from);
+  auto* t = static_cast<A*>(to);
+  for (std::size_t i = 0; i < elems; ++i) t[i] = Scaled(static_cast<A>(f[i]), scale);
+}
+
 template <typename From, typename A, typename T>
 void ScaleTyped(const void* from, const Scale& scale, void* to, std::size_t elems) {
   const auto* f = static_cast<const From*>(from);
@@ -138,6 +146,17 @@ void ScaleTyped(const void* from, const Scale& scale, void* to, std::size_t elem
     for (std::size_t i = 0; i < elems; ++i) {
       t[i] = static_cast<T>(Scaled(static_cast<A>(f[i]), scale));
     }
+  }
+}
+
+// to[i] = scale(from[i]) as accumulators.
+void Widen(DType dtype, const void* from, const Scale& scale, void* to, std::size_t elems) {
+  switch (dtype) {
+#define KERAS_RING_CASE(enumerator, name, storage, accumulator) \
+  case DType::enumerator:                                       \
+    return WidenTyped<storage, accumulator>(from, scale, to, elems);
+    KERAS_RING_DTYPES(KERAS_RING_CASE)
+#undef KERAS_RING_CASE
   }
 }
 
@@ -188,6 +207,39 @@ void ScaleTo(DType dtype, Format from_format, const void* from, const Scale& sca
     return ScaleTyped<storage, accumulator, storage>(from, scale, to, elems);
     KERAS_RING_DTYPES(KERAS_RING_CASE)
 #undef KERAS_RING_CASE
+  }
+}
+
+void ReduceToAccumulators(DType dtype, ReduceOp op, const std::vector<const void*>& sources,
+                          const Scale& before, void* to, std::size_t elems) {
+  // Two operands at once where that saves a pass.
+  std::size_t next = 1;
+  if (sources.size() > 1 && before.is_identity()) {
+    Combine(dtype, op, Format::kTensor, sources[0], sources[1], before, to, elems);
+    next = 2;
+  } else {
+    Widen(dtype, sources[0], before, to, elems);
+  }
+  for (; next < sources.size(); ++next) {
+    Combine(dtype, op, Format::kAccumulator, to, sources[next], before, to, elems);
+  }
+}
+
+void Reduce(DType dtype, ReduceOp op, const std::vector<const void*>& sources, const Scale& before,
+            const Scale& after, void* to, std::size_t elems) {
+  // A block and its partial result stay in the first-level cache between the passes over them.
+  constexpr std::size_t kBlock = 1024;
+  alignas(64) char partial[kBlock * sizeof(std::complex<double>)];
+  const std::size_t elem_bytes = DTypeBytes(dtype);
+  std::vector<const void*> block_sources(sources.size());
+  for (std::size_t begin = 0; begin < elems; begin += kBlock) {
+    const std::size_t block = std::min(kBlock, elems - begin);
+    for (std::size_t i = 0; i < sources.size(); ++i) {
+      block_sources[i] = static_cast<const char*>(sources[i]) + begin * elem_bytes;
+    }
+    ReduceToAccumulators(dtype, op, block_sources, before, partial, block);
+    ScaleTo(dtype, Format::kAccumulator, partial, after, static_cast<char*>(to) + begin * elem_bytes,
+            block);
   }
 }
 

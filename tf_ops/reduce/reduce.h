@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "core/dtype.h"
 
@@ -35,6 +36,15 @@ enum class Format : std::uint8_t { kTensor, kAccumulator };
 // `to` may be `partial` when that is in accumulator format; other overlaps are not allowed.
 void Combine(DType dtype, ReduceOp op, Format partial_format, const void* partial, const void* own,
              const Scale& scale, void* to, std::size_t elems);
+
+// to[i] = after(op(before(sources[0][i]), before(sources[1][i]), ...)), in this order, summed as
+// accumulators and rounded once; all in tensor format. `to` may be one of the sources.
+void Reduce(DType dtype, ReduceOp op, const std::vector<const void*>& sources, const Scale& before,
+            const Scale& after, void* to, std::size_t elems);
+
+// to[i] = op(before(sources[0][i]), ...) as accumulators.
+void ReduceToAccumulators(DType dtype, ReduceOp op, const std::vector<const void*>& sources,
+                          const Scale& before, void* to, std::size_t elems);
 
 // to[i] = scale(from[i]) as tensor elements. `to` may be `from` when the formats agree.
 void ScaleTo(DType dtype, Format from_format, const void* from, const Scale& scale, void* to,

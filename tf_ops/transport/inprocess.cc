@@ -1,6 +1,8 @@
 #include "transport/inprocess.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <mutex>
@@ -17,14 +19,36 @@ struct InprocessHub::State {
     std::mutex mutex;
     std::vector<std::deque<std::string>> data;        // guarded by mutex
     std::deque<std::pair<int, std::string>> control;  // guarded by mutex
+    Bell bell;
   };
 
-  explicit State(const Topology& ranks) : topology(ranks), inboxes(ranks.size()) {
+  State(const Topology& ranks, std::size_t slot_bytes) : topology(ranks), inboxes(ranks.size()) {
     for (Inbox& inbox : inboxes) inbox.data.resize(topology.size());
+    if (slot_bytes == 0) return;
+    for (int node = 0; node < topology.num_nodes(); ++node) {
+      const auto leader = std::find(topology.node_of.begin(), topology.node_of.end(), node);
+      const int local_size = topology.local_size(static_cast<int>(leader - topology.node_of.begin()));
+      const std::size_t bytes = (Arena::Bytes(local_size, slot_bytes) + 4095) / 4096 * 4096;
+      const std::shared_ptr<void> memory(std::aligned_alloc(4096, bytes), std::free);
+      std::memset(memory.get(), 0, bytes);
+      memory_of_node.push_back(memory);
+    }
+    for (int rank = 0; rank < topology.size(); ++rank) {
+      const auto& memory = memory_of_node[topology.node_of[rank]];
+      arenas.push_back(std::make_unique<Arena>(memory.get(), memory, topology.local_rank(rank),
+                                               topology.local_size(rank), slot_bytes));
+    }
+  }
+
+  // In the arena where there is one: there the peers ring it for what they do in shared memory.
+  Bell* BellOf(int rank) {
+    return arenas.empty() ? &inboxes[rank].bell : arenas[rank]->bell(arenas[rank]->local_rank());
   }
 
   const Topology topology;
   std::vector<Inbox> inboxes;
+  std::vector<std::shared_ptr<void>> memory_of_node;
+  std::vector<std::unique_ptr<Arena>> arenas;  // by rank; empty: no shared memory
   std::atomic<int> killed{-1};
 };
 
@@ -42,6 +66,7 @@ class InprocessTransport : public Transport {
     auto& inbox = hub_->inboxes[peer];
     const std::lock_guard<std::mutex> lock(inbox.mutex);
     inbox.data[rank_].emplace_back(static_cast<const char*>(data), bytes);
+    hub_->BellOf(peer)->Ring();
     return transfers_.Add(Pending{-1, nullptr, 0, /*is_done=*/true});
   }
 
@@ -62,6 +87,7 @@ class InprocessTransport : public Transport {
     auto& inbox = hub_->inboxes[peer];
     const std::lock_guard<std::mutex> lock(inbox.mutex);
     inbox.control.emplace_back(rank_, std::move(message));
+    hub_->BellOf(peer)->Ring();
   }
 
   bool RecvControl(int* peer, std::string* message) override {
@@ -80,6 +106,10 @@ class InprocessTransport : public Transport {
     const int killed = hub_->killed.load();
     return killed == rank_ ? -1 : killed;
   }
+
+  Bell* bell() override { return hub_->BellOf(rank_); }
+  bool MustPoll() const override { return false; }
+  Arena* arena() override { return hub_->arenas.empty() ? nullptr : hub_->arenas[rank_].get(); }
 
   void Close() override {}
 
@@ -119,7 +149,8 @@ class InprocessTransport : public Transport {
 
 }  // namespace
 
-InprocessHub::InprocessHub(const Topology& topology) : state_(new State(topology)) {}
+InprocessHub::InprocessHub(const Topology& topology, std::size_t slot_bytes)
+    : state_(new State(topology, slot_bytes)) {}
 InprocessHub::~InprocessHub() = default;
 
 std::unique_ptr<Transport> InprocessHub::Connect(int rank) {

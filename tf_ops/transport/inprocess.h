@@ -3,6 +3,7 @@
 #ifndef KERAS_RING_TRANSPORT_INPROCESS_H_
 #define KERAS_RING_TRANSPORT_INPROCESS_H_
 
+#include <cstddef>
 #include <memory>
 #include <vector>
 
@@ -13,7 +14,8 @@ namespace keras_ring {
 // The wires between the ranks. `Kill` makes a rank look dead to the others.
 class InprocessHub {
  public:
-  explicit InprocessHub(const Topology& topology);
+  // With `slot_bytes` the ranks of each host of the topology share an arena with slots of this size.
+  explicit InprocessHub(const Topology& topology, std::size_t slot_bytes = 0);
   ~InprocessHub();
   InprocessHub(const InprocessHub&) = delete;
   InprocessHub& operator=(const InprocessHub&) = delete;

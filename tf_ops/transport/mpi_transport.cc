@@ -1,7 +1,9 @@
 #include "transport/mpi_transport.h"
 
 #include <mpi.h>
+#include <fcntl.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -82,7 +84,7 @@ struct Card {
 
 class MpiTransport : public Transport {
  public:
-  MpiTransport(MPI_Comm user_comm, double timeout_s) {
+  MpiTransport(MPI_Comm user_comm, double timeout_s, std::size_t slot_bytes) {
     Patience patience(timeout_s, "init");
     MPI_Request request = MPI_REQUEST_NULL;
     Check(MPI_Comm_idup(user_comm, &comm_, &request), "MPI_Comm_idup");
@@ -91,7 +93,7 @@ class MpiTransport : public Transport {
     int size = 0;
     Check(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
     Check(MPI_Comm_size(comm_, &size), "MPI_Comm_size");
-    Introduce(size, &patience);
+    Introduce(size, slot_bytes, &patience);
   }
 
   ~MpiTransport() override {
@@ -125,6 +127,7 @@ class MpiTransport : public Transport {
   }
 
   void SendControl(int peer, std::string message) override {
+    if (IsNear(peer)) return arena_->Send(topology_.local_rank(peer), std::move(message));
     ReapSentControl();
     sent_control_.emplace_back();
     auto& sent = sent_control_.back();
@@ -135,6 +138,12 @@ class MpiTransport : public Transport {
   }
 
   bool RecvControl(int* peer, std::string* message) override {
+    int local_rank = 0;
+    if (arena_ != nullptr && arena_->Recv(&local_rank, message)) {
+      *peer = local_ranks_[local_rank];
+      return true;
+    }
+    if (IsAllNear()) return false;
     AcceptControl();
     if (arriving_.empty()) return false;
     int is_done = 0;
@@ -148,7 +157,7 @@ class MpiTransport : public Transport {
 
   bool HasUnsentControl() override {
     ReapSentControl();
-    return !sent_control_.empty();
+    return !sent_control_.empty() || (arena_ != nullptr && arena_->HasUnsent());
   }
 
   int FindLostPeer() override {
@@ -159,9 +168,23 @@ class MpiTransport : public Transport {
     return -1;
   }
 
+  Bell* bell() override {
+    return arena_ != nullptr ? arena_->bell(arena_->local_rank()) : &own_bell_;
+  }
+  // Hosts speak through their leaders.
+  bool MustPoll() const override {
+    return arena_ == nullptr || (!IsAllNear() && arena_->local_rank() == 0);
+  }
+  Arena* arena() override { return arena_.get(); }
+
   void Close() override { MPI_Comm_free(&comm_); }
 
  private:
+  bool IsNear(int peer) const {
+    return arena_ != nullptr && topology_.node_of[peer] == topology_.node_of[rank_];
+  }
+  bool IsAllNear() const { return arena_ != nullptr && arena_->local_size() == size(); }
+
   struct Control {
     int peer = -1;
     std::string message;
@@ -169,7 +192,7 @@ class MpiTransport : public Transport {
   };
 
   // Learns every rank's host and process and starts to watch those of this host.
-  void Introduce(int size, Patience* patience) {
+  void Introduce(int size, std::size_t slot_bytes, Patience* patience) {
     Card own;
     gethostname(own.host, sizeof own.host - 1);
     own.pid = getpid();
@@ -185,6 +208,11 @@ class MpiTransport : public Transport {
           "MPI_Comm_split_type");
     int lowest = rank_;
     Check(MPI_Bcast(&lowest, 1, MPI_INT, 0, host_comm), "MPI_Bcast");
+    // Between hosts a window makes a round of its own, which is worth it for more data.
+    int local_size = 0;
+    MPI_Comm_size(host_comm, &local_size);
+    if (local_size < size) slot_bytes *= 4;
+    std::shared_ptr<void> memory = ShareMemory(host_comm, slot_bytes);
     MPI_Comm_free(&host_comm);
     std::vector<int> lowest_of(size);
     Check(MPI_Iallgather(&lowest, 1, MPI_INT, lowest_of.data(), 1, MPI_INT, comm_, &request),
@@ -198,6 +226,19 @@ class MpiTransport : public Transport {
       topology_.node_of.push_back(node);
       topology_.describe.push_back("rank " + std::to_string(rank) + " (host " + cards[rank].host +
                                    ", pid " + std::to_string(cards[rank].pid) + ")");
+    }
+    // One way of talking for all: without shared memory on one host, none on any.
+    int has_memory = memory != nullptr ? 1 : 0;
+    Check(MPI_Iallreduce(MPI_IN_PLACE, &has_memory, 1, MPI_INT, MPI_MIN, comm_, &request),
+          "MPI_Iallreduce");
+    patience->Await(&request);
+    if (has_memory != 0) {
+      void* const begin = memory.get();
+      arena_ = std::make_unique<Arena>(begin, std::move(memory), topology_.local_rank(rank_),
+                                       topology_.local_size(rank_), slot_bytes);
+    }
+    for (int rank = 0; rank < size; ++rank) {
+      if (topology_.node_of[rank] == topology_.node_of[rank_]) local_ranks_.push_back(rank);
     }
     for (int rank = 0; rank < size; ++rank) {
       if (rank == rank_ || lowest_of[rank] != lowest) continue;
@@ -237,8 +278,46 @@ class MpiTransport : public Transport {
     }
   }
 
+  // Memory for the arena of this host, mapped by all of its ranks, or null on all of them. It has no
+  // name: the leader makes it, the others open it through the leader's process.
+  static std::shared_ptr<void> ShareMemory(MPI_Comm host_comm, std::size_t slot_bytes) {
+    int local_rank = 0;
+    int local_size = 0;
+    MPI_Comm_rank(host_comm, &local_rank);
+    MPI_Comm_size(host_comm, &local_size);
+    const std::size_t bytes = Arena::Bytes(local_size, slot_bytes);
+    int where[2] = {getpid(), -1};
+    if (local_rank == 0) {
+      where[1] = memfd_create("keras_ring", MFD_CLOEXEC);
+      if (where[1] >= 0 && ftruncate(where[1], static_cast<off_t>(bytes)) != 0) {
+        close(where[1]);
+        where[1] = -1;
+      }
+    }
+    const int made = where[1];
+    Check(MPI_Bcast(where, 2, MPI_INT, 0, host_comm), "MPI_Bcast");
+    int fd = made;
+    if (local_rank > 0 && where[1] >= 0) {
+      const std::string path =
+          "/proc/" + std::to_string(where[0]) + "/fd/" + std::to_string(where[1]);
+      fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
+    }
+    void* begin = MAP_FAILED;
+    if (fd >= 0) begin = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    int is_mapped = begin != MAP_FAILED ? 1 : 0;
+    Check(MPI_Allreduce(MPI_IN_PLACE, &is_mapped, 1, MPI_INT, MPI_MIN, host_comm),
+          "MPI_Allreduce");
+    if (fd >= 0) close(fd);
+    if (begin == MAP_FAILED) return nullptr;
+    std::shared_ptr<void> memory(begin, [bytes](void* at) { munmap(at, bytes); });
+    return is_mapped != 0 ? memory : nullptr;
+  }
+
   MPI_Comm comm_ = MPI_COMM_NULL;
   int rank_ = 0;
+  std::vector<int> local_ranks_;  // the ranks of this host
+  std::unique_ptr<Arena> arena_;
+  Bell own_bell_;  // where there is no arena
   Topology topology_;
   Slots<MPI_Request> transfers_;
   std::list<Control> sent_control_;
@@ -249,7 +328,8 @@ class MpiTransport : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> ConnectMpi(int fortran_comm, double timeout_s) {
+std::unique_ptr<Transport> ConnectMpi(int fortran_comm, double timeout_s,
+                                      std::size_t slot_bytes) {
   int is_initialized = 0;
   MPI_Initialized(&is_initialized);
   if (is_initialized == 0) throw Error(Code::kInvalid, "MPI is not initialised");
@@ -261,7 +341,7 @@ std::unique_ptr<Transport> ConnectMpi(int fortran_comm, double timeout_s) {
                 "has a thread of its own. Let keras_ring.init() initialise MPI, or initialise it "
                 "with MPI_THREAD_MULTIPLE.");
   }
-  return std::make_unique<MpiTransport>(MPI_Comm_f2c(fortran_comm), timeout_s);
+  return std::make_unique<MpiTransport>(MPI_Comm_f2c(fortran_comm), timeout_s, slot_bytes);
 }
 
 std::string RunningMpi() {

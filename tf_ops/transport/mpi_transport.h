@@ -3,6 +3,7 @@
 #ifndef KERAS_RING_TRANSPORT_MPI_TRANSPORT_H_
 #define KERAS_RING_TRANSPORT_MPI_TRANSPORT_H_
 
+#include <cstddef>
 #include <memory>
 #include <string>
 
@@ -13,8 +14,8 @@ namespace keras_ring {
 // Duplicates the communicator with the Fortran handle `fortran_comm`; the caller's own is never
 // used for a message. MPI must be initialised with MPI_THREAD_MULTIPLE. Every rank of the
 // communicator calls this; throws Error(kTimeout) when some have not after `timeout_s` seconds
-// (0: never).
-std::unique_ptr<Transport> ConnectMpi(int fortran_comm, double timeout_s);
+// (0: never). `slot_bytes`: of the arena that the ranks of a host share.
+std::unique_ptr<Transport> ConnectMpi(int fortran_comm, double timeout_s, std::size_t slot_bytes);
 
 // The MPI in this process, and the one that this library was compiled with, e.g.
 // "Open MPI v5.0.11" and "Open MPI 5.0.11".

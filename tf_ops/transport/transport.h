@@ -2,21 +2,25 @@
 #ifndef KERAS_RING_TRANSPORT_TRANSPORT_H_
 #define KERAS_RING_TRANSPORT_TRANSPORT_H_
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 
+#include "transport/arena.h"
+#include "transport/bell.h"
 #include "transport/topology.h"
 
 namespace keras_ring {
 
-// What a waiting thread does between two looks at its transfer: pause, serve other duties, or throw
-// an Error to give up. Implemented by the engine.
+// What a waiting thread does between two looks at what it waits for: sleep, serve other duties, or
+// throw an Error to give up. Implemented by the engine.
 class Idle {
  public:
   virtual ~Idle() = default;
-  // One look found nothing.
-  virtual void Step() = 0;
+  // One look found nothing. `seen` is the bell's count from before that look; `rings`: what is
+  // waited for rings the bell, so that there is no need to look again before.
+  virtual void Step(std::uint32_t seen, bool rings) = 0;
   // Something arrived: the next wait begins afresh.
   virtual void Reset() = 0;
 };
@@ -51,12 +55,25 @@ class Transport {
   // The rank of a peer known to be dead, or -1. Cheap enough to be asked a hundred times a second.
   virtual int FindLostPeer() = 0;
 
+  // Rings when a request is submitted, and for what peers send through shared memory. Thread: any.
+  virtual Bell* bell() = 0;
+  // Whether control messages may come that ring no bell, so that a rank which waits for its peers
+  // has to look from time to time.
+  virtual bool MustPoll() const = 0;
+
+  // The memory shared with the ranks of this host; null where there is none.
+  virtual Arena* arena() = 0;
+
   // Finish in agreement: called when all ranks have left, so that resources shared with them can be
   // given back. Not called after a failure.
   virtual void Close() = 0;
 
   void Wait(Transfer transfer, Idle* idle) {
-    while (!Test(transfer)) idle->Step();
+    for (;;) {
+      const std::uint32_t seen = bell()->count.load();
+      if (Test(transfer)) break;
+      idle->Step(seen, /*rings=*/false);
+    }
     idle->Reset();
   }
 };
