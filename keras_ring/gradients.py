@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import weakref
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import tensorflow as tf
 
@@ -18,12 +18,14 @@ from keras_ring import collectives, runtime
 
 Gradient: TypeAlias = Any  # a tensor, tf.IndexedSlices or None; TensorFlow ships no types
 
+Op: TypeAlias = Literal["mean", "sum"]
+
 # How often a scope was reduced within each function that is being traced.
 _uses: weakref.WeakKeyDictionary[Any, collections.Counter[str]] = weakref.WeakKeyDictionary()
 
 
 def reduce_gradients(
-    gradients: Sequence[Gradient], variables: Sequence[Any], *, op: str = "mean", scope: str
+    gradients: Sequence[Gradient], variables: Sequence[Any], *, op: Op = "mean", scope: str
 ) -> list[Gradient]:
     """Reduce each gradient over all ranks, without waiting for the others.
 
@@ -63,7 +65,7 @@ def reduce_gradients(
     ):
         if gradient is None:
             continue
-        wanted = "max" if is_overwritten(variable) else op
+        wanted: collectives.Op = "max" if is_overwritten(variable) else op
         label = getattr(variable, "path", None) or variable.name
         if isinstance(gradient, tf.IndexedSlices):
             reduced[i] = _gather_slices(gradient, wanted, f"{prefix}/{i}", label)
@@ -96,7 +98,9 @@ def is_overwritten(variable: Any) -> bool:
     return bool(getattr(variable, "overwrite_with_gradient", False))
 
 
-def _gather_slices(slices: tf.IndexedSlices, op: str, key: str, label: str) -> tf.IndexedSlices:
+def _gather_slices(
+    slices: tf.IndexedSlices, op: collectives.Op, key: str, label: str
+) -> tf.IndexedSlices:
     """The rows of all ranks; an optimizer adds up those with equal indices, as within one batch."""
     indices = collectives.allgather(slices.indices, name=f"{key}/indices#{label}")
     values = collectives.allgather(slices.values, name=f"{key}/values#{label}")

@@ -45,7 +45,7 @@ def patch_loss_scaling() -> None:
     plain_apply, plain_check_finite = cls.apply, cls.check_finite
 
     @functools.wraps(plain_apply)
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         inner = self.inner_optimizer
         reducer = reducer_of(inner)
         if reducer is None or len(grads) == 0:

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import keras
 import tensorflow as tf
 
 from keras_ring.errors import ConfigError, InternalError
-from keras_ring.gradients import Gradient, is_overwritten
+from keras_ring.gradients import Gradient, Op, is_overwritten
 from keras_ring.keras_patches import patch_loss_scaling, patch_pickling
 from keras_ring.reducer import Reducer, accumulates, attach, is_multi, leaves, reducer_of
 
 __all__ = ["DistributedOptimizer"]
-
-_OPS = ("mean", "sum")
 
 # Keras 3.0 clips each batch's gradients and then adds them up. What is clipped must have been
 # reduced, so there each batch is reduced. Later versions clip the sum, within this method: one
@@ -34,7 +32,7 @@ _CLIPS_ACCUMULATED = (
 
 
 def DistributedOptimizer(  # noqa: N802 (as users of Horovod know it)
-    optimizer: Any, *, op: str = "mean", name: str | None = None
+    optimizer: Any, *, op: Op = "mean", name: str | None = None
 ) -> Any:
     """Make a Keras optimizer apply the gradients of all ranks, and return it.
 
@@ -79,9 +77,10 @@ def DistributedOptimizer(  # noqa: N802 (as users of Horovod know it)
     Example:
         model.compile(keras_ring.DistributedOptimizer(keras.optimizers.Adam(1e-3)), loss="mse")
     """
-    if op not in _OPS:
+    if op not in get_args(Op):
         raise ConfigError(
-            f"DistributedOptimizer: op is {op!r}; expected one of {', '.join(map(repr, _OPS))}."
+            f"DistributedOptimizer: op is {op!r}; expected one of "
+            f"{', '.join(map(repr, get_args(Op)))}."
         )
     optimizer = _as_keras_optimizer(optimizer)
     patch_loss_scaling()
@@ -114,7 +113,7 @@ def _as_keras_optimizer(optimizer: Any) -> Any:
     )
 
 
-def _distribute(optimizer: Any, op: str, name: str | None) -> None:
+def _distribute(optimizer: Any, op: Op, name: str | None) -> None:
     """Bind the hooks to `optimizer` and to those inside it, once."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         _distribute(optimizer.inner_optimizer, op, name)
@@ -166,7 +165,7 @@ def _rebuild(reducer: Reducer, function: Callable[..., Any], arguments: tuple[An
 
 def _apply(
     self: Any, grads: Iterable[Gradient], trainable_variables: Iterable[Any] | None = None
-) -> None:
+) -> Any:
     """Reduce, then take the step."""
     reducer = _own_reducer(self)
     plain_apply = type(self).apply
@@ -189,7 +188,8 @@ def _apply(
     num_before = reducer.num_reductions
     reducer.step_variables = variables
     plain_apply(self, grads, trainable_variables)
-    return reducer.check_step(num_before, num_allowed=self.gradient_accumulation_steps)
+    reducer.check_step(num_before, num_allowed=self.gradient_accumulation_steps)
+    return None
 
 
 def _backend_apply_gradients(self: Any, grads: Any, trainable_variables: Any) -> None:

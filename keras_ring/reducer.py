@@ -30,7 +30,7 @@ class Reducer:
             long as it does not use them.
     """
 
-    def __init__(self, op: str, name: str | None) -> None:
+    def __init__(self, op: gradients.Op, name: str | None) -> None:
         self.op = op
         self.name = name
         # While True, what the optimizer is given was reduced already.

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import keras_ring as kr
+from keras_ring import reducer
 
 FEATURES, BATCH = 4, 2
 
@@ -88,7 +89,11 @@ class Record(keras.callbacks.Callback):
 def test_initial_weights_are_those_of_root_before_the_first_batch() -> None:
     root = kr.size() - 1
     model = build()
-    model.compile(kr.DistributedOptimizer(keras.optimizers.Adam(0.01 * (kr.rank() + 1))), "mse")
+    model.compile(
+        kr.DistributedOptimizer(keras.optimizers.Adam(0.01 * (kr.rank() + 1))),
+        "mse",
+        run_eagerly=True,
+    )
     expected = kr.allgather_object(model.get_weights())[root]
     look = AtFirstBatch(lambda m: [w.numpy() for w in m.weights])
 
@@ -103,10 +108,10 @@ def test_initial_weights_are_those_of_root_before_the_first_batch() -> None:
 
 def test_initial_optimizer_state_is_that_of_root() -> None:
     model = build()
-    model.compile(keras.optimizers.Adam(), "mse")
+    model.compile(keras.optimizers.Adam(), "mse", run_eagerly=True)
     if kr.rank() == 0:
         fit(model, [], steps=3)
-    model.compile(kr.DistributedOptimizer(model.optimizer), "mse")
+    model.compile(kr.DistributedOptimizer(model.optimizer), "mse", run_eagerly=True)
     look = AtFirstBatch(lambda m: int(m.optimizer.iterations.numpy()))
 
     fit(model, [kr.callbacks.BroadcastInitialWeights(), look], steps=1)
@@ -139,7 +144,7 @@ def test_model_built_by_its_first_batch_gets_weights_right_after_it() -> None:
 
 def test_every_fit_broadcasts_and_leaves_random_states_alone() -> None:
     model = build(dropout=0.5)
-    model.compile(kr.DistributedOptimizer("sgd"), "mse")
+    model.compile(kr.DistributedOptimizer("sgd"), "mse", run_eagerly=True)
     states = [v for v in model.variables if "seed" in v.path]
     assert states
     fit(model, [kr.callbacks.BroadcastInitialWeights()])
@@ -156,7 +161,7 @@ def test_every_fit_broadcasts_and_leaves_random_states_alone() -> None:
 def test_initial_loss_scale_is_that_of_root() -> None:
     model = build()
     scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), initial_scale=2.0**8)
-    model.compile(kr.DistributedOptimizer(scaled), "mse")
+    model.compile(kr.DistributedOptimizer(scaled), "mse", run_eagerly=True)
     scaled.build(model.trainable_variables)
     scaled.dynamic_scale.assign(2.0 ** (kr.rank() + 4))
     look = AtFirstBatch(lambda m: float(m.optimizer.dynamic_scale.numpy()))
@@ -174,7 +179,7 @@ def test_what_a_rank_has_accumulated_stays_its_own() -> None:
         kr.DistributedOptimizer(keras.optimizers.SGD(gradient_accumulation_steps=3)), "mse"
     )
     fit(model, [kr.callbacks.BroadcastInitialWeights()], steps=1)
-    accumulators = kr.reducer.gradient_accumulators(model.optimizer)
+    accumulators = reducer.gradient_accumulators(model.optimizer)
     own = [v.numpy() for v in accumulators]
     look = AtFirstBatch(lambda m: [v.numpy() for v in accumulators])
 
@@ -188,7 +193,7 @@ def test_what_a_rank_has_accumulated_stays_its_own() -> None:
 @pytest.mark.parametrize("root_rank", [-1, 99])
 def test_broadcast_from_no_rank_is_refused(root_rank: int) -> None:
     model = build()
-    model.compile("sgd", "mse")
+    model.compile("sgd", "mse", run_eagerly=True)
 
     with pytest.raises(kr.ConfigError, match=f"root_rank is {root_rank}; expected one of the rank"):
         fit(model, [kr.callbacks.BroadcastInitialWeights(root_rank=root_rank)])
@@ -199,7 +204,7 @@ def test_different_models_are_an_error_on_every_rank() -> None:
         pytest.skip("takes two ranks to differ")
     units = 3 + (kr.rank() == kr.size() - 1)
     model = keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(units)])
-    model.compile(kr.DistributedOptimizer("sgd"), "mse")
+    model.compile(kr.DistributedOptimizer("sgd"), "mse", run_eagerly=True)
 
     with pytest.raises(
         kr.MismatchError,
@@ -216,7 +221,7 @@ def test_different_models_are_an_error_on_every_rank() -> None:
 
 def test_metric_average_reaches_later_callbacks_and_history() -> None:
     model = build(seed=1)
-    model.compile("sgd", "mse", metrics=["mae"])
+    model.compile("sgd", "mse", metrics=["mae"], run_eagerly=True)
     before, after = Record(), Record()
 
     history = fit(
@@ -239,7 +244,7 @@ def test_metric_average_reaches_later_callbacks_and_history() -> None:
 
 def test_metric_average_lets_early_stopping_stop_all_ranks() -> None:
     model = build(seed=1)
-    model.compile(kr.DistributedOptimizer(keras.optimizers.SGD(0.0)), "mse")
+    model.compile(kr.DistributedOptimizer(keras.optimizers.SGD(0.0)), "mse", run_eagerly=True)
     x, y = make_data(1)
 
     class Worsen(keras.callbacks.Callback):
@@ -261,7 +266,7 @@ def test_metric_average_lets_early_stopping_stop_all_ranks() -> None:
 
 def test_metrics_that_some_ranks_lack_stay_local_and_are_named_once() -> None:
     model = build(seed=1)
-    model.compile("sgd", "mse")
+    model.compile("sgd", "mse", run_eagerly=True)
     data = make_data(1) if kr.rank() == 0 else None
 
     with warnings.catch_warnings(record=True) as caught:
@@ -278,7 +283,7 @@ def test_metrics_that_some_ranks_lack_stay_local_and_are_named_once() -> None:
 
 def test_metric_average_with_validation_freq_and_other_entries() -> None:
     model = build(seed=1)
-    model.compile("sgd", "mse")
+    model.compile("sgd", "mse", run_eagerly=True)
 
     class Notes(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -302,7 +307,7 @@ def test_metric_average_with_validation_freq_and_other_entries() -> None:
 
 def test_metric_average_in_evaluate_averages_the_logs() -> None:
     model = build(seed=1)
-    model.compile("sgd", "mse")
+    model.compile("sgd", "mse", run_eagerly=True)
     seen = {}
 
     class End(keras.callbacks.Callback):
@@ -324,7 +329,9 @@ def warmup_line(progress: float) -> float:
 
 def compiled(optimizer: Any = None, **arguments: Any) -> Any:
     model = keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(1)])
-    model.compile(optimizer or keras.optimizers.SGD(0.8), "mse", **arguments)
+    model.compile(
+        optimizer or keras.optimizers.SGD(0.8), "mse", **{"run_eagerly": True, **arguments}
+    )
     return model
 
 
@@ -379,7 +386,7 @@ def test_warmup_resumed_within_it_continues_and_a_new_fit_begins_again() -> None
 
 
 def test_warmup_with_several_steps_per_execution() -> None:
-    model = compiled(steps_per_execution=2)
+    model = compiled(steps_per_execution=2, run_eagerly=False)
     record = Record()
 
     fit(model, [kr.callbacks.LearningRateWarmup(0.8, warmup_epochs=1), record], steps=4)

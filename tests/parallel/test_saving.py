@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import keras_ring as kr
+from keras_ring import reducer
 
 FEATURES, BATCH, STEPS = 4, 2, 6
 ATOL = 1e-5
@@ -57,11 +59,12 @@ def fit(model: Any, steps: slice, *, callbacks: Any = None) -> None:
     )
 
 
+@functools.cache
 def train_without_interruption() -> Any:
     """One process, joint batches, plain optimizer."""
     x, y = make_data()
     model = build()
-    model.compile(keras.optimizers.Adam(0.05), LOSS)
+    model.compile(keras.optimizers.Adam(0.05), LOSS, run_eagerly=True)
     model.fit(
         x.reshape(-1, FEATURES),
         y.reshape(-1, 1),
@@ -74,7 +77,7 @@ def train_without_interruption() -> Any:
 
 def train_half() -> Any:
     model = build()
-    model.compile(kr.DistributedOptimizer(keras.optimizers.Adam(0.05)), LOSS)
+    model.compile(kr.DistributedOptimizer(keras.optimizers.Adam(0.05)), LOSS, run_eagerly=True)
     fit(model, slice(0, 3))
     return model
 
@@ -100,7 +103,7 @@ def test_loaded_model_continues_as_if_uninterrupted(folder: Path, suffix: str) -
     save_on_rank_0(model, path)
 
     loaded = kr.load_model(path)
-    assert kr.reducer.is_distributed(loaded.optimizer)
+    assert reducer.is_distributed(loaded.optimizer)
     for mine, saved in zip(loaded.optimizer.variables, model.optimizer.variables, strict=True):
         np.testing.assert_allclose(mine.numpy(), saved.numpy())
     fit(loaded, slice(3, 6))
@@ -116,7 +119,7 @@ def test_loading_on_rank_0_and_broadcasting_continues_as_if_uninterrupted(folder
         model = kr.load_model(path)
     else:
         model = build()
-        model.compile(kr.DistributedOptimizer(keras.optimizers.Adam(0.1)), LOSS)
+        model.compile(kr.DistributedOptimizer(keras.optimizers.Adam(0.1)), LOSS, run_eagerly=True)
     fit(model, slice(3, 6), callbacks=[kr.callbacks.BroadcastInitialWeights()])
 
     assert_equals_uninterrupted(model)
@@ -130,12 +133,30 @@ def test_save_weights_on_rank_0_is_restored_by_all(folder: Path) -> None:
     kr.barrier()
 
     restored = build()
-    restored.compile(kr.DistributedOptimizer(keras.optimizers.Adam(0.05)), LOSS)
+    restored.compile(kr.DistributedOptimizer(keras.optimizers.Adam(0.05)), LOSS, run_eagerly=True)
     restored.optimizer.build(restored.trainable_variables)
     restored.load_weights(path)
     fit(restored, slice(3, 6))
 
     assert_equals_uninterrupted(restored)
+
+
+def test_loss_scale_and_state_in_h5_are_kept(folder: Path) -> None:
+    model = build()
+    scaled = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.Adam(0.05), initial_scale=2.0**7, dynamic_growth_steps=2
+    )
+    model.compile(kr.DistributedOptimizer(scaled), LOSS, run_eagerly=True)
+    fit(model, slice(0, 3))
+    save_on_rank_0(model, folder / "scaled.h5")
+
+    loaded = kr.load_model(folder / "scaled.h5")
+    for mine, saved in zip(loaded.optimizer.variables, scaled.variables, strict=True):
+        np.testing.assert_array_equal(mine.numpy(), saved.numpy())
+    fit(loaded, slice(3, 6))
+
+    assert_equals_uninterrupted(loaded)
+    assert float(loaded.optimizer.dynamic_scale.numpy()) == 2.0**10
 
 
 PLAIN = """
@@ -174,13 +195,13 @@ def test_file_loads_in_plain_keras_without_keras_ring(tmp_path: Path, suffix: st
 
 def test_model_saved_by_plain_keras_loads_distributed(folder: Path) -> None:
     model = build()
-    model.compile(keras.optimizers.SGD(0.1), "mse")
+    model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
     save_on_rank_0(model, folder / "plain.keras")
 
     loaded = kr.load_model(folder / "plain.keras", op="sum")
     uncompiled = kr.load_model(folder / "plain.keras", compile=False)
 
-    assert kr.reducer.reducer_of(loaded.optimizer).op == "sum"
+    assert reducer.reducer_of(loaded.optimizer).op == "sum"
     assert getattr(uncompiled, "optimizer", None) is None
 
 
@@ -197,7 +218,7 @@ def test_copy_of_a_model_trains_distributed(copy_of: Any) -> None:
 
     fit(copied, slice(3, 6))
 
-    assert kr.reducer.is_distributed(copied.optimizer)
+    assert reducer.is_distributed(copied.optimizer)
     assert_equals_uninterrupted(copied)
 
 
@@ -207,14 +228,14 @@ def test_copy_of_an_optimizer_is_distributed_and_another_one() -> None:
     copied = copy.deepcopy(optimizer)
 
     assert copied is not optimizer
-    assert kr.reducer.reducer_of(copied).op == "sum"
-    assert kr.reducer.reducer_of(copied) is not kr.reducer.reducer_of(optimizer)
+    assert reducer.reducer_of(copied).op == "sum"
+    assert reducer.reducer_of(copied) is not reducer.reducer_of(optimizer)
     np.testing.assert_allclose(copied.learning_rate.numpy(), 0.25)
 
 
 def test_copy_of_a_plain_model_stays_plain() -> None:
     kr.DistributedOptimizer("sgd")
     model = build()
-    model.compile("sgd", "mse")
+    model.compile("sgd", "mse", run_eagerly=True)
 
-    assert not kr.reducer.is_distributed(copy.deepcopy(model).optimizer)
+    assert not reducer.is_distributed(copy.deepcopy(model).optimizer)
