@@ -4,8 +4,11 @@ Ranks are matched by name, so they may call in any order. All but the tensor and
 given by keyword.
 """
 
+from collections import Counter
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, Literal, TypeAlias, get_args
+from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps
@@ -25,10 +28,9 @@ _OP_TYPES = frozenset(
 # it is gone.
 auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS |= _OP_TYPES
 
-_DTYPES = frozenset(
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 "
-    "complex64 complex128".split()
-)
+_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+_DTYPES = frozenset(("bool", *_INTEGERS, *_FLOATS, "complex64", "complex128"))
 
 
 def allreduce(
@@ -49,7 +51,8 @@ def allreduce(
             rank.
         op: One of "mean", "sum", "min", "max", "product". Defaults to "mean".
         name: What the ranks are matched by, up to the first "#"; what follows is shown in
-            messages. Must be the same on all ranks. Defaults to the op's place in its graph.
+            messages. Must be the same on all ranks. Defaults to the call's place in its
+            function.
         prescale_factor: Multiplies every rank's tensor first; with "mean" and "sum". Defaults to 1.
         postscale_factor: Multiplies the result; with "mean" and "sum". Defaults to 1.
 
@@ -255,9 +258,9 @@ def grouped_broadcast(
         [array([1], dtype=int32), array([2.5], dtype=float32)]
     """
     name = _name(name, "grouped_broadcast")
-    if not 0 <= root_rank < runtime.size():
+    if not isinstance(root_rank, Integral) or not 0 <= root_rank < runtime.size():
         raise ConfigError(
-            f"broadcast {_label(name)!r}: root_rank is {root_rank}; expected a rank from 0 to "
+            f"broadcast {_label(name)!r}: root_rank is {root_rank!r}; expected a rank from 0 to "
             f"{runtime.size() - 1}."
         )
     values = _tensors(tensors, "broadcast", name)
@@ -299,8 +302,31 @@ def _name(name: str | None, kind: str) -> str:
     if tf.executing_eagerly():
         return f"eager/{kind}#{kind}"
     graph = tf.compat.v1.get_default_graph()
-    place = graph.unique_name(f"keras_ring_{kind}")
-    return f"{getattr(graph, 'name', 'graph')}/{place}"
+    scope = graph.get_name_scope()
+    return f"{_place(graph)}/{_count(graph, kind)}#{scope}{'/' if scope else ''}{kind}"
+
+
+# TensorFlow's names of nodes, branches and bodies count what the process has built so far, and
+# Keras's names of layers too, so that they differ where a rank has built more than the others. What
+# a graph itself holds is counted anew in each trace.
+_counters: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
+_inner_places: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+_INNER_GRAPHS = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph")
+
+
+def _count(graph: Any, kind: str) -> str:
+    counter = _counters.setdefault(graph, Counter())
+    counter[kind] += 1
+    return f"{kind}{counter[kind]}"
+
+
+def _place(graph: Any) -> str:
+    """Return the function that a graph belongs to, and where in it."""
+    if type(graph).__name__ not in _INNER_GRAPHS:
+        return str(getattr(graph, "name", "graph"))
+    if graph not in _inner_places:
+        _inner_places[graph] = f"{_place(graph.outer_graph)}/{_count(graph.outer_graph, 'inner')}"
+    return _inner_places[graph]
 
 
 def _label(name: str) -> str:
@@ -377,9 +403,9 @@ def _allgather_gradient(op: Any, *upstream: Tensor) -> list[Tensor]:
 
 
 @tf.RegisterGradient("KerasRingBroadcast")  # type: ignore[untyped-decorator]
-def _broadcast_gradient(op: Any, *upstream: Tensor) -> list[Tensor]:
+def _broadcast_gradient(op: Any, *upstream: Tensor) -> list[Tensor | None]:
     is_root = runtime.rank() == int(_attr(op, "root_rank"))
-    gradients = []
+    gradients: list[Tensor | None] = []
     for i, gradient in enumerate(upstream):
         if gradient is None or not (gradient.dtype.is_floating or gradient.dtype.is_complex):
             gradients.append(None)

@@ -10,6 +10,10 @@ import re
 class KerasRingError(Exception):
     """Base of every error that keras_ring raises."""
 
+    # While TensorFlow traces a function it raises errors anew, with the user's line in the message:
+    # as the same class if that has this constructor, else as a class of its own.
+    __init__ = Exception.__init__
+
 
 class ConfigError(KerasRingError, ValueError):
     """This rank's call or configuration is wrong."""
@@ -72,7 +76,8 @@ def from_code(code: int, message: str) -> KerasRingError:
         message: What the library says.
     """
     cls = _CLASS_OF_CODE.get(code, InternalError)
-    return cls(message + _BUG_REPORT if cls is InternalError else message)
+    error: KerasRingError = cls(message + _BUG_REPORT if cls is InternalError else message)
+    return error
 
 
 def from_tf(error: Exception) -> Exception:
@@ -97,4 +102,5 @@ def from_tf(error: Exception) -> Exception:
     if cls is None or ours is None:
         return error
     message = _TF_SUFFIX.sub("", ours.group())
-    return cls(message + _BUG_REPORT if cls is InternalError else message)
+    translated: KerasRingError = cls(message + _BUG_REPORT if cls is InternalError else message)
+    return translated

@@ -44,7 +44,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, *, name: str = "broadcast_obj
     received = broadcast(content, root_rank, name=f"{name}/bytes").numpy().tobytes()
     if num_problem:
         raise ConfigError(f"{name}: rank {root_rank} cannot pickle its object: {received.decode()}")
-    return obj if is_root else pickle.loads(received)  # noqa: S301 - from a rank of this job
+    return obj if is_root else pickle.loads(received)
 
 
 def allgather_object(obj: Any, *, name: str = "allgather_object") -> list[Any]:
@@ -81,7 +81,7 @@ def allgather_object(obj: Any, *, name: str = "allgather_object") -> list[Any]:
         end += num_bytes
         if num_problem:
             raise ConfigError(f"{name}: rank {its_rank} cannot pickle its object: {part.decode()}")
-        objects.append(pickle.loads(part))  # noqa: S301 - from a rank of this job
+        objects.append(pickle.loads(part))
     return objects
 
 

@@ -153,8 +153,10 @@ def test_disagreement_is_an_error_on_every_rank_within_a_second(case: str) -> No
         call()
 
     assert time.monotonic() - start < 1.0
-    others = "rank 0 has" if kr.size() == 2 else (
-        "ranks " + ", ".join(str(r) for r in range(kr.size() - 1)) + " have"
+    others = (
+        "rank 0 has"
+        if kr.size() == 2
+        else ("ranks " + ", ".join(str(r) for r in range(kr.size() - 1)) + " have")
     )
     expected = (
         f" 'dense/kernel': ranks disagree on {what}: {others} {first}, "

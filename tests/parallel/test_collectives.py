@@ -25,9 +25,7 @@ WITH_MEANING = [
     if not (dtype == "bool" and op not in ("min", "max"))
     and not (dtype in COMPLEX and op in ("min", "max"))
 ]
-WITHOUT_MEANING = [
-    (dtype, op) for dtype in DTYPES for op in OPS if (dtype, op) not in WITH_MEANING
-]
+WITHOUT_MEANING = [(dtype, op) for dtype in DTYPES for op in OPS if (dtype, op) not in WITH_MEANING]
 # Elements, given the number of ranks: none, one, around one for each rank, and a prime.
 SIZES = {
     "0": lambda n: 0,
@@ -74,7 +72,7 @@ def all_parts(elems: int, dtype: str, op: str = "sum") -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("elems", SIZES)
-@pytest.mark.parametrize(("dtype", "op"), WITH_MEANING)
+@pytest.mark.parametrize("dtype, op", WITH_MEANING)
 def test_allreduce_equals_numpy(dtype: str, op: str, elems: str) -> None:
     parts = all_parts(SIZES[elems](kr.size()), dtype, op)
 
@@ -97,9 +95,10 @@ def test_allreduce_of_many_elements_equals_numpy(dtype: str) -> None:
     np.testing.assert_array_equal(result, reduced(parts, op))
 
 
-@pytest.mark.parametrize(("dtype", "op"), WITHOUT_MEANING)
+@pytest.mark.parametrize("dtype, op", WITHOUT_MEANING)
 def test_allreduce_without_meaning_for_dtype_is_refused(dtype: str, op: str) -> None:
-    with pytest.raises(kr.ConfigError, match=f"op='{op}' has no meaning for dtype {dtype}; use op="):
+    message = f"op='{op}' has no meaning for dtype {dtype}; use op="
+    with pytest.raises(kr.ConfigError, match=message):
         kr.allreduce(tf.constant(values_of(kr.rank(), 3, dtype, op)), op)
 
 
@@ -127,8 +126,8 @@ def test_allreduce_sum_of_16_bit_floats_is_rounded_once() -> None:
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_allreduce_keeps_a_single_rank_s_nan(dtype: str, op: str) -> None:
-    last = kr.size() - 1
-    own = tf.constant([np.nan if kr.rank() == last else 1.0, np.nan if kr.rank() == 0 else 1.0], dtype)
+    holds_nan = np.array([kr.rank() == 0, kr.rank() == kr.size() - 1])
+    own = tf.constant(np.where(holds_nan, np.nan, 1.0), dtype)
 
     assert np.isnan(tf.cast(kr.allreduce(own, op), tf.float32)).all()
 
@@ -235,9 +234,8 @@ def test_groups_of_nothing_are_nothing(collective: Any) -> None:
 
 @pytest.mark.parametrize("collective", [kr.grouped_allreduce, kr.grouped_allgather])
 def test_groups_of_mixed_dtypes_are_refused(collective: Any) -> None:
-    with pytest.raises(
-        kr.ConfigError, match=r"'mixed'.*share one dtype.*\['float32', 'int32'\].*one group for each"
-    ):
+    message = r"'mixed'.*share one dtype.*\['float32', 'int32'\].*one group for each"
+    with pytest.raises(kr.ConfigError, match=message):
         collective([[1.0], [1]], name="mixed")
 
 
@@ -309,15 +307,13 @@ def test_grouped_broadcast_takes_mixed_dtypes() -> None:
 
 
 def test_barrier_returns_only_when_all_have_come(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = kr.broadcast_object(str(tmp_path_factory.mktemp("barrier")))
-    with open(f"{folder}/{kr.rank()}", "w") as note:
-        note.write("here")
+    folder = kr.broadcast_object(tmp_path_factory.mktemp("barrier"))
+    (folder / str(kr.rank())).write_text("here")
 
     kr.barrier()
 
     for rank in range(kr.size()):
-        with open(f"{folder}/{rank}") as note:
-            assert note.read() == "here"
+        assert (folder / str(rank)).read_text() == "here"
 
 
 def test_collectives_are_matched_by_name_whatever_the_order() -> None:
