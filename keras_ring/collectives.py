@@ -382,10 +382,10 @@ def _allreduce_gradient(op: Any, *upstream: Tensor) -> list[Tensor]:
         rows = grouped_allgather(
             [tf.expand_dims(x, 0) for x in op.inputs], name=_gradient_name(op, "factors")
         )
-        own = tf.range(runtime.size()) == runtime.rank()
+        own = runtime.rank()
+        others = [tf.concat([row[:own], row[own + 1 :]], axis=0) for row in rows]
         return [
-            t * tf.reduce_prod(tf.where(tf.reshape(own, [-1] + [1] * x.shape.rank), 1, r), axis=0)
-            for t, r, x in zip(total, rows, op.inputs, strict=True)
+            t * tf.math.conj(tf.reduce_prod(o, axis=0)) for t, o in zip(total, others, strict=True)
         ]
     # The ranks that hold the extreme value share its gradient.
     holds = [tf.cast(x == y, x.dtype) for x, y in zip(op.inputs, op.outputs, strict=True)]

@@ -34,13 +34,13 @@ def broadcast_object(obj: Any, root_rank: int = 0, *, name: str = "broadcast_obj
         {'epoch': 3}
     """
     is_root = runtime.rank() == root_rank
-    payload, problem = _pickle(obj) if is_root else (b"", "")
+    payload, problem = _pickle(obj) if is_root else (b"", b"")
     # A root that cannot pickle sends what is wrong, so that nobody waits for bytes.
     header = np.array([len(payload), len(problem)], np.int64)
     num_bytes, num_problem = broadcast(header, root_rank, name=f"{name}/size").numpy()
     content = np.zeros(max(num_bytes, num_problem), np.uint8)
     if is_root:
-        content = np.frombuffer(payload or problem.encode(), np.uint8)
+        content = np.frombuffer(payload or problem, np.uint8)
     received = broadcast(content, root_rank, name=f"{name}/bytes").numpy().tobytes()
     if num_problem:
         raise ConfigError(f"{name}: rank {root_rank} cannot pickle its object: {received.decode()}")
@@ -70,7 +70,7 @@ def allgather_object(obj: Any, *, name: str = "allgather_object") -> list[Any]:
         ['a']
     """
     payload, problem = _pickle(obj)
-    content = np.frombuffer(payload or problem.encode(), np.uint8)
+    content = np.frombuffer(payload or problem, np.uint8)
     header = np.array([[len(content), len(problem)]], np.int64)
     headers = allgather(header, name=f"{name}/size").numpy()
     everything = allgather(content, name=f"{name}/bytes").numpy().tobytes()
@@ -85,9 +85,9 @@ def allgather_object(obj: Any, *, name: str = "allgather_object") -> list[Any]:
     return objects
 
 
-def _pickle(obj: Any) -> tuple[bytes, str]:
+def _pickle(obj: Any) -> tuple[bytes, bytes]:
     """Return the pickle, or why there is none."""
     try:
-        return pickle.dumps(obj, pickle.HIGHEST_PROTOCOL), ""
+        return pickle.dumps(obj, pickle.HIGHEST_PROTOCOL), b""
     except Exception as error:  # noqa: BLE001 - pickling runs code of the object's own
-        return b"", ascii(f"{type(error).__name__}: {error}")
+        return b"", f"{type(error).__name__}: {error}".encode()

@@ -65,6 +65,11 @@ def init(comm: Any = None) -> None:
     if comm is not None or config.is_launched:
         mpi = _import_mpi()
         native.check_mpi(mpi)
+        if comm is not None and (not isinstance(comm, mpi.Intracomm) or comm == mpi.COMM_NULL):
+            raise ConfigError(
+                f"init: comm is {comm!r}; expected an mpi4py.MPI.Intracomm. Ranks that are to stay "
+                "outside do not call init."
+            )
         world = mpi.COMM_WORLD if comm is None else comm
         if comm is None and config.launched_size not in (None, world.size):
             raise ConfigError(
