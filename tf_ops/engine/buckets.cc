@@ -5,15 +5,6 @@
 namespace keras_ring {
 namespace {
 
-std::int64_t BytesOf(const Signature& signature) {
-  std::int64_t bytes = 0;
-  for (std::size_t i = 0; i < signature.shapes.size(); ++i) {
-    bytes +=
-        NumElems(signature.shapes[i]) * static_cast<std::int64_t>(DTypeBytes(signature.dtypes[i]));
-  }
-  return bytes;
-}
-
 // Whether two requests may share a transfer: the arithmetic must be the same.
 bool Fits(const Signature& a, const Signature& b) {
   return a.kind == Kind::kAllreduce && b.kind == Kind::kAllreduce && !a.dtypes.empty() &&

@@ -3,6 +3,8 @@
 #ifndef KERAS_RING_ENGINE_ENGINE_H_
 #define KERAS_RING_ENGINE_ENGINE_H_
 
+#include <atomic>
+#include <chrono>
 #include <deque>
 #include <map>
 #include <memory>
@@ -23,8 +25,10 @@
 
 namespace keras_ring {
 
-// One thread owns the transport. It has started when the constructor returns and has ended when
-// Stop returns. A world of one needs neither: requests are carried out in Submit.
+// One thread at a time owns the transport: the engine's own, or, for a small request while the engine
+// is idle, the one that submits, which saves waking another. The engine's thread has started when the
+// constructor returns and has ended when Stop returns. A world of one needs neither: requests are
+// carried out in Submit.
 //
 // When a rank fails, the generation is over for all: every waiting and later request ends with the
 // same error, and the engine is to be thrown away.
@@ -54,6 +58,12 @@ class Engine : private Idle {
   enum class Ending { kNone, kInAgreement, kAtOnce };
 
   void Run();
+  // Whoever has the turn is the engine for the moment: its thread, or a caller of Submit.
+  bool TakeTurn() { return !has_turn_.exchange(true); }
+  // One round of the engine's work; how long to sleep before the next if nothing rings.
+  std::chrono::microseconds Work();
+  // Carries a small request out in the thread that submitted it, if the others are quick.
+  void Help();
   bool IsOver();
   // Takes in what has been submitted and what the others say; tells them what is new.
   void Pump();
@@ -65,8 +75,7 @@ class Engine : private Idle {
   void Depart(const Departure& departure);
   void RunBatch();
   void LookForLostPeer();
-  // `seen`: the bell's count from before the last look at everything.
-  void PauseUntilNews(std::uint32_t seen);
+  std::chrono::microseconds NapWithoutNews();
   // Ends the generation with an error; `is_news`: the others have not heard of it.
   void Fail(const Status& status, bool is_news);
   void FailWaiting(const Status& status);
@@ -89,7 +98,11 @@ class Engine : private Idle {
   Ending ending_ = Ending::kNone;   // guarded by mutex_
   std::string ending_reason_;       // guarded by mutex_
 
-  // The engine's thread alone.
+  std::atomic<bool> has_turn_{false};
+  std::atomic<int> help_pass_{0};  // submissions that are not helped with before the next try
+  std::atomic<int> help_passes_{0};
+
+  // Whoever has the turn.
   Readiness readiness_;
   std::map<std::string, Request> waiting_;    // by key; called on this rank, not agreed yet
   std::set<std::string> running_;             // keys agreed and not done
@@ -100,6 +113,7 @@ class Engine : private Idle {
   bool is_leaving_ = false;
   double leaving_since_s_ = 0;
   bool is_running_batch_ = false;
+  bool is_helping_ = false;
   std::string running_label_;
   Status failure_;
   Pause pause_;

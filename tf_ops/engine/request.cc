@@ -1,5 +1,6 @@
 #include "engine/request.h"
 
+#include <algorithm>
 #include <cstdio>
 
 namespace keras_ring {
@@ -35,6 +36,15 @@ bool Signature::operator==(const Signature& other) const {
   return kind == other.kind && op == other.op && is_mean == other.is_mean && root == other.root &&
          prescale == other.prescale && postscale == other.postscale && dtypes == other.dtypes &&
          shapes == other.shapes;
+}
+
+std::int64_t BytesOf(const Signature& signature) {
+  std::int64_t bytes = 0;
+  for (std::size_t i = 0; i < signature.shapes.size(); ++i) {
+    bytes += std::max<std::int64_t>(0, NumElems(signature.shapes[i])) *
+             static_cast<std::int64_t>(DTypeBytes(signature.dtypes[i]));
+  }
+  return bytes;
 }
 
 Difference Differ(const Signature& a, const Signature& b) {

@@ -33,6 +33,9 @@ struct Signature {
   bool operator==(const Signature& other) const;
 };
 
+// Bytes of all tensors; those of an allgather, whose rows are open, count as none.
+std::int64_t BytesOf(const Signature& signature);
+
 // Says in which respect two signatures differ, and each one's value: {"shape", "(2,)", "(3,)"}.
 struct Difference {
   std::string what;

@@ -66,7 +66,7 @@ std::int64_t Arena::Progress(int local_rank, Stage stage) const {
 void Arena::SetProgress(Stage stage, std::int64_t windows) {
   CellOf(local_rank_).progress[stage].windows.store(windows, std::memory_order_release);
   for (int other = 0; other < local_size_; ++other) {
-    if (other != local_rank_) bell(other)->Ring();
+    if (other != local_rank_) bell(other)->Nudge();
   }
 }
 

@@ -43,7 +43,7 @@ class Arena {
 
   // How many windows a rank has done up to this stage since the beginning.
   std::int64_t Progress(int local_rank, Stage stage) const;
-  // Tells the others, and wakes those asleep.
+  // Tells the others, and wakes those that are asleep in a transfer.
   void SetProgress(Stage stage, std::int64_t windows);
   // Whether all ranks of the host have done so many.
   bool HaveAll(Stage stage, std::int64_t windows) const;
