@@ -19,11 +19,12 @@ const Known::Entry* Known::Get(std::uint32_t number) const {
   return nullptr;
 }
 
-void Known::Add(const std::string& key, std::shared_ptr<const Signature> signature,
+void Known::Add(const std::string& name, std::shared_ptr<const Signature> signature,
                 std::uint64_t sequence) {
+  const std::string key = KeyOf(name);
   const auto former = by_key_.find(key);
   if (former != by_key_.end()) Retire(former->second, sequence);
-  entries_.push_back(Entry{next_number_++, key, std::move(signature)});
+  entries_.push_back(Entry{next_number_++, key, name, std::move(signature)});
   const auto entry = std::prev(entries_.end());
   by_key_[key] = entry;
   by_number_[entry->number] = entry;

@@ -20,6 +20,7 @@ class Known {
   struct Entry {
     std::uint32_t number = 0;
     std::string key;
+    std::string name;  // with its label, for messages
     std::shared_ptr<const Signature> signature;
   };
 
@@ -34,7 +35,7 @@ class Known {
   // Gives a name the next number, and takes the number of the name unused for longest away when the
   // table is full. Both happen on publication `sequence`. A name that comes with another signature
   // replaces its former self.
-  void Add(const std::string& key, std::shared_ptr<const Signature> signature,
+  void Add(const std::string& name, std::shared_ptr<const Signature> signature,
            std::uint64_t sequence);
 
   // The name was used again.

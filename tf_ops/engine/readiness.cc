@@ -53,7 +53,7 @@ Readiness::Readiness(int rank, const Topology& topology, const Options& options)
 Readiness::Waiting* Readiness::Find(const std::string& name, double since_s) {
   Waiting& waiting = waiting_[KeyOf(name)];
   if (waiting.groups.empty()) waiting.since_s = since_s;
-  // A known request comes without its label.
+  // Not every rank gives a label.
   if (waiting.name.size() < name.size()) waiting.name = name;
   waiting.since_s = std::min(waiting.since_s, since_s);
   return &waiting;
@@ -99,7 +99,7 @@ void Readiness::AddFromChild(int child, const Upward& message, double now_s) {
     Group group;
     group.signature = entry->signature;
     group.whole_children.push_back(child);
-    Add(Find(entry->key, now_s), std::move(group), static_cast<int>(ranks_below_[child].size()));
+    Add(Find(entry->name, now_s), std::move(group), static_cast<int>(ranks_below_[child].size()));
   }
   for (const NamedReadiness& named : message.named) {
     for (const Callers& callers : named.callers) {
@@ -216,7 +216,8 @@ std::vector<std::string> Readiness::Apply(const Publication& publication) {
       keys.push_back(known_.Get(agreed.number)->key);
     } else {
       keys.push_back(agreed.key);
-      known_.Add(agreed.key, waiting_.at(agreed.key).groups.front().signature, sequence_);
+      const Waiting& waiting = waiting_.at(agreed.key);
+      known_.Add(waiting.name, waiting.groups.front().signature, sequence_);
     }
     waiting_.erase(keys.back());
   }
