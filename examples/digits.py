@@ -13,14 +13,14 @@ import keras_ring as kr
 
 kr.init()
 rank, size = kr.rank(), kr.size()
+keras.utils.set_random_seed(rank)  # repeatable, and each rank draws its own dropout masks
 
 digits = load_digits()
 x_train, x_test, y_train, y_test = train_test_split(
     digits.images[..., None] / 16.0, digits.target, test_size=0.2, random_state=0
 )
-# Each rank trains on every size-th image. All have equally many, so all take equally many steps.
-num_images = len(x_train) // size
-x_shard, y_shard = x_train[rank::size][:num_images], y_train[rank::size][:num_images]
+# Each rank trains on every size-th image; all on equally many, so that all take as many steps.
+x_shard, y_shard = (data[: len(data) // size * size][rank::size] for data in (x_train, y_train))
 
 model = keras.Sequential(
     [
@@ -43,7 +43,7 @@ model.fit(
     x_shard,
     y_shard,
     batch_size=32,
-    epochs=12,
+    epochs=15,
     callbacks=[
         kr.callbacks.BroadcastInitialWeights(),
         kr.callbacks.MetricAverage(),

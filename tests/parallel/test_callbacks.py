@@ -335,8 +335,7 @@ def compiled(optimizer: Any = None, **arguments: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize("warmup_epochs", [2, 1.5, 1])
-@pytest.mark.parametrize("is_scaled", [False, True])
+@pytest.mark.parametrize("warmup_epochs, is_scaled", [(2, False), (1.5, True), (1, False)])
 def test_warmup_follows_the_line(warmup_epochs: float, is_scaled: bool) -> None:
     sgd = keras.optimizers.SGD(0.8)
     model = compiled(keras.optimizers.LossScaleOptimizer(sgd) if is_scaled else sgd)
