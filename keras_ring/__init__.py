@@ -143,6 +143,9 @@ def __getattr__(name: str) -> Any:
     """Load a public name from the module that defines it."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'keras_ring' has no attribute {name!r}")
+    if name == "init":
+        # Adapts Keras's progress bar to the world that init joins.
+        importlib.import_module("keras_ring.progress")
     module = importlib.import_module(f"keras_ring.{_MODULE_OF[name]}")
     value = module if name == "callbacks" else getattr(module, name)
     globals()[name] = value
