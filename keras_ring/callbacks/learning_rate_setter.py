@@ -101,7 +101,7 @@ class LearningRateSetter(keras.callbacks.Callback):
                 "the optimizers in it with schedules, for example "
                 "keras.optimizers.schedules.CosineDecay(warmup_steps=...)."
             ) from None
-        if not isinstance(learning_rate, keras.Variable):
+        if not hasattr(learning_rate, "assign"):
             raise ConfigError(
                 f"{self._who}: the optimizer {optimizer.name!r} was built with a schedule or a "
                 "function as its learning_rate, which no callback can set; expected a number. "

@@ -21,10 +21,12 @@ FEATURES, BATCH = 4, 2
 def build(seed: int | None = None, dropout: float = 0.0) -> Any:
     """A model with weights of every kind; they differ by rank unless a seed is given."""
     keras.utils.set_random_seed(kr.rank() if seed is None else seed)
+    normalization = keras.layers.Normalization()
+    normalization.adapt(make_data(2)[0])
     return keras.Sequential(
         [
             keras.Input((FEATURES,)),
-            keras.layers.Normalization(mean=float(kr.rank()), variance=2.0),
+            normalization,
             keras.layers.Dense(3),
             keras.layers.BatchNormalization(),
             keras.layers.Dropout(dropout),
@@ -436,7 +438,9 @@ def test_rates_are_equal_on_ranks_with_different_numbers_of_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    "rate", [keras.optimizers.schedules.CosineDecay(0.1, 10), lambda: 0.1], ids=["object", "call"]
+    "rate",
+    [keras.optimizers.schedules.CosineDecay(0.1, 10), lambda *_: 0.1],
+    ids=["object", "call"],
 )
 @pytest.mark.parametrize("is_scaled", [False, True])
 def test_rate_that_is_a_schedule_is_refused_with_the_remedy(rate: Any, is_scaled: bool) -> None:

@@ -24,7 +24,7 @@ ATOL = 1e-5
 HAS_ACCUMULATION = (
     "gradient_accumulation_steps" in inspect.signature(keras.optimizers.SGD).parameters
 )
-IS_BEFORE_3_1 = keras.__version__.startswith("3.0.")
+KERAS = tuple(int(part) for part in keras.__version__.split(".")[:2])
 
 
 def make_data(steps: int = STEPS) -> tuple[np.ndarray, np.ndarray]:
@@ -186,7 +186,7 @@ def test_option_on_shards_equals_joint_batch(option: str) -> None:
     assert_same_training(lambda: keras.optimizers.SGD(0.2, momentum=0.9, **OPTIONS[option]))
 
 
-@pytest.mark.skipif(not HAS_ACCUMULATION or IS_BEFORE_3_1, reason="Keras 3.0 clips each batch")
+@pytest.mark.skipif(not HAS_ACCUMULATION or KERAS == (3, 0), reason="Keras 3.0 clips each batch")
 @pytest.mark.parametrize("is_eager", [False, True])
 def test_accumulation_reduces_once_for_each_update(
     is_eager: bool, monkeypatch: pytest.MonkeyPatch
@@ -219,7 +219,12 @@ def test_accumulation_with_incomplete_window_equals_joint_batch() -> None:
     )
 
 
-@pytest.mark.parametrize("arguments", [{}, {"run_eagerly": True}, {"steps_per_execution": 3}])
+# Older Keras repeats a step when the last execution is not complete.
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"run_eagerly": True}, {"steps_per_execution": 3 if KERAS >= (3, 10) else 2}],
+    ids=["graph", "eager", "steps_per_execution"],
+)
 def test_fit_equals_joint_batch(arguments: dict[str, Any]) -> None:
     assert_same_fit(lambda: keras.optimizers.Adam(0.05, clipnorm=0.1), **arguments)
 
@@ -302,7 +307,7 @@ def test_subclass_with_its_own_apply_sees_reduced_gradients() -> None:
     assert_same_training(lambda: Centered(0.02))
 
 
-@pytest.mark.skipif(not HAS_ACCUMULATION or IS_BEFORE_3_1, reason="no hook in this Keras")
+@pytest.mark.skipif(not HAS_ACCUMULATION or KERAS == (3, 0), reason="no hook in this Keras")
 def test_accumulation_that_never_reaches_the_hook_raises() -> None:
     class Bypass(keras.optimizers.SGD):
         def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> None:
@@ -390,7 +395,8 @@ def test_overflow_on_one_rank_skips_the_step_on_all(
     scaled = model.optimizer
     assert isinstance(scaled, keras.optimizers.LossScaleOptimizer)
     assert float(scaled.dynamic_scale.numpy()) == scaled.initial_scale / 2
-    assert int(scaled.inner_optimizer._iterations.numpy()) == 3
+    inner = scaled.inner_optimizer
+    assert int(getattr(inner, "_iterations", inner.iterations).numpy()) == 3
 
 
 def build_embedding() -> Any:
