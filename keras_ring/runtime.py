@@ -3,6 +3,7 @@
 import atexit
 import os
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -63,7 +64,7 @@ def init(comm: Any = None) -> None:
     config = Config.from_environment()
     communicator = None
     if comm is not None or config.is_launched:
-        mpi = _import_mpi()
+        mpi = _import_mpi(config.stall_s)
         native.check_mpi(mpi)
         if comm is not None and (not isinstance(comm, mpi.Intracomm) or comm == mpi.COMM_NULL):
             raise ConfigError(
@@ -157,10 +158,11 @@ def _place() -> native.Place:
     return _runtime.place
 
 
-def _import_mpi() -> Any:
+def _import_mpi(stall_s: float) -> Any:
     """Import mpi4py and see to it that MPI is initialised.
 
-    If the script has imported it before, MPI is initialised and mpi4py will finalise it.
+    MPI waits for all processes without a limit; after `stall_s` seconds that is at least said. If
+    the script has imported it before, MPI is initialised and mpi4py will finalise it.
     """
     is_first = "mpi4py.MPI" not in sys.modules
     import mpi4py
@@ -174,9 +176,22 @@ def _import_mpi() -> Any:
     finally:
         mpi4py.rc.initialize, mpi4py.rc.finalize = before
     if not MPI.Is_initialized():
+        report = threading.Timer(stall_s, _report_wait_in_init, [stall_s])
+        report.daemon = True
+        report.start()
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        report.cancel()
         _runtime.owns_mpi = True
     return MPI
+
+
+def _report_wait_in_init(stall_s: float) -> None:
+    line = (
+        f"[keras_ring] pid {os.getpid()}: init has waited {stall_s:.3g} s in MPI_Init for the "
+        "other processes of the job. Some have not called keras_ring.init(), or cannot be "
+        "reached; look at their output.\n"
+    )
+    os.write(2, line.encode())
 
 
 def _leave_at_exit() -> None:
