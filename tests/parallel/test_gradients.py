@@ -95,9 +95,9 @@ def _ancestors(op: tf.Operation) -> set[tf.Operation]:
     return found
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 2])
+@pytest.mark.parametrize("steps_per_execution, is_scaled", [(1, False), (2, False), (1, True)])
 def test_reductions_in_fit_wait_neither_for_each_other_nor_for_backprop(
-    steps_per_execution: int,
+    steps_per_execution: int, is_scaled: bool
 ) -> None:
     inputs = keras.Input((4,))
     hidden = inputs
@@ -105,8 +105,11 @@ def test_reductions_in_fit_wait_neither_for_each_other_nor_for_backprop(
         hidden = keras.layers.Dense(4, activation="tanh", use_bias=False)(hidden)
     model = Spy(inputs, hidden)
     model.graphs = []
+    optimizer = keras.optimizers.Adam()
+    if is_scaled:
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     model.compile(
-        kr.DistributedOptimizer(keras.optimizers.Adam()),
+        kr.DistributedOptimizer(optimizer),
         "mse",
         steps_per_execution=steps_per_execution,
     )

@@ -158,6 +158,8 @@ OPTIMIZERS = sorted(
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizer_on_shards_equals_joint_batch(name: str) -> None:
+    if name == "Muon" and (3, 10) <= KERAS < (3, 13):
+        pytest.skip("Muon of this Keras fails without keras_ring, too")
     make = SPECIAL.get(name, lambda: getattr(keras.optimizers, name)(learning_rate=0.05))
 
     assert_same_training(make)
@@ -184,6 +186,31 @@ if HAS_ACCUMULATION:
 @pytest.mark.parametrize("option", OPTIONS)
 def test_option_on_shards_equals_joint_batch(option: str) -> None:
     assert_same_training(lambda: keras.optimizers.SGD(0.2, momentum=0.9, **OPTIONS[option]))
+
+
+@pytest.mark.skipif(KERAS < (3, 5), reason="no variables that are overwritten")
+@pytest.mark.parametrize("accumulation", [None, 2])
+def test_variable_that_is_overwritten_gets_the_largest_value(accumulation: int | None) -> None:
+    amax, weight = keras.Variable(0.5), keras.Variable(0.0)
+    amax.overwrite_with_gradient = True
+    optimizer = kr.DistributedOptimizer(
+        keras.optimizers.SGD(1.0, gradient_accumulation_steps=accumulation)
+    )
+
+    @tf.function
+    def step(value: tf.Tensor) -> None:
+        optimizer.apply([value, value], [amax, weight])
+
+    optimizer.build([amax, weight])
+    step(tf.constant(kr.rank() + 10.0))
+    assert float(amax.numpy()) == (kr.size() + 9.0 if accumulation is None else 0.5)
+    step(tf.constant(kr.rank() + 1.0))
+
+    # Keras joins the values of a window by their maximum, and gradients by their mean.
+    assert float(amax.numpy()) == kr.size() + (0.0 if accumulation is None else 9.0)
+    mean = (kr.size() - 1) / 2
+    expected = -(2 * mean + 11.0) / (1 if accumulation is None else 2)
+    np.testing.assert_allclose(weight.numpy(), expected, rtol=1e-6)
 
 
 @pytest.mark.skipif(not HAS_ACCUMULATION or KERAS == (3, 0), reason="Keras 3.0 clips each batch")
