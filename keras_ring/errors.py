@@ -56,7 +56,7 @@ _CLASS_OF_CODE: dict[int, type[KerasRingError]] = {
 _CLASS_OF_TF: dict[str, type[KerasRingError]] = {
     "InvalidArgumentError": ConfigError,
     "FailedPreconditionError": MismatchError,
-    "UnavailableError": PeerLostError,
+    "AbortedError": PeerLostError,
     "DeadlineExceededError": StallError,
     "InternalError": InternalError,
 }

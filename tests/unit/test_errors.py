@@ -30,7 +30,7 @@ CODES = {
 TF_CLASSES = {
     tf.errors.InvalidArgumentError: errors.ConfigError,
     tf.errors.FailedPreconditionError: errors.MismatchError,
-    tf.errors.UnavailableError: errors.PeerLostError,
+    tf.errors.AbortedError: errors.PeerLostError,
     tf.errors.DeadlineExceededError: errors.StallError,
     tf.errors.InternalError: errors.InternalError,
 }

@@ -39,7 +39,9 @@ int TfCode(Code code) {
     case Code::kMismatch:
       return 9;  // FAILED_PRECONDITION
     case Code::kPeerLost:
-      return 14;  // UNAVAILABLE
+      // ABORTED. UNAVAILABLE would fit better, but in a graph TensorFlow turns that into INTERNAL
+      // for every op that it does not know as communication.
+      return 10;
     case Code::kTimeout:
       return 4;  // DEADLINE_EXCEEDED
     case Code::kInternal:
