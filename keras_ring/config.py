@@ -67,9 +67,7 @@ class Config:
             stall_error_s=_number(env, "KERAS_RING_STALL_ERROR_S", cls.stall_error_s, least=0.0),
             segment_bytes=_integer(env, "KERAS_RING_SEGMENT_BYTES", cls.segment_bytes, least=64),
             bucket_bytes=_integer(env, "KERAS_RING_BUCKET_BYTES", cls.bucket_bytes, least=0),
-            known_requests=_integer(
-                env, "KERAS_RING_KNOWN_REQUESTS", cls.known_requests, least=1
-            ),
+            known_requests=_integer(env, "KERAS_RING_KNOWN_REQUESTS", cls.known_requests, least=1),
             slot_bytes=_integer(env, "KERAS_RING_SLOT_BYTES", cls.slot_bytes, least=4096),
             algorithm=_choice(env, "KERAS_RING_ALGORITHM", ALGORITHMS),
             is_launched=size is not None or any(name in env for name in _RANK_VARIABLES),

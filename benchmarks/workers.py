@@ -1,0 +1,176 @@
+"""What one rank does in a benchmark; started by run.py under mpirun, one process a rank.
+
+    python benchmarks/workers.py LIBRARY WORK [NAME=VALUE ...]
+
+LIBRARY is keras_ring, horovod, mpi, memcpy or alone. Rank 0 prints one line of JSON. It runs in
+Horovod's environment too, hence the imports inside functions, and `tf.keras`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+
+class Library:
+    """The few calls that the benchmarks need of a library."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.rank, self.size = 0, 1
+        if name in ("keras_ring", "horovod"):
+            if name == "keras_ring":
+                import keras_ring as library
+            else:
+                import horovod.tensorflow as library
+            self.library: Any = library
+            library.init()
+            self.rank, self.size = library.rank(), library.size()
+        elif name in ("mpi", "memcpy"):
+            from mpi4py import MPI
+
+            self.comm = MPI.COMM_WORLD
+            self.rank, self.size = self.comm.rank, self.comm.size
+
+    def allreduce(self, tensor: Any, name: str) -> Any:
+        """Sum a tensor over all ranks, in a graph."""
+        if self.name == "keras_ring":
+            return self.library.allreduce(tensor, "sum", name=name)
+        return self.library.allreduce(tensor, op=self.library.Sum, name=name)
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        if self.name == "keras_ring":
+            self.library.barrier()
+        elif self.name == "horovod":
+            self.library.allreduce(np.zeros(1, np.float32), name="barrier")
+        elif self.size > 1:
+            self.comm.Barrier()
+
+    def optimizer(self, optimizer: Any) -> Any:
+        """Distribute an optimizer."""
+        if self.name == "keras_ring":
+            return self.library.DistributedOptimizer(optimizer)
+        if self.name == "horovod":
+            import horovod.tensorflow.keras
+
+            return horovod.tensorflow.keras.DistributedOptimizer(optimizer)
+        return optimizer
+
+
+def best_seconds(run: Callable[[], Any], library: Library, repeats: int, rounds: int = 7) -> float:
+    """Seconds of one call: the best round, since other work on a machine only ever adds time."""
+    for _ in range(3):
+        run()
+    best = float("inf")
+    for _ in range(rounds):
+        library.barrier()
+        start = time.perf_counter()
+        for _ in range(repeats):
+            run()
+        best = min(best, (time.perf_counter() - start) / repeats)
+    return best
+
+
+def allreduce(library: Library, num_tensors: int, num_elems: int, repeats: int) -> dict[str, float]:
+    """Time of summing `num_tensors` float32 tensors, all of them in one graph."""
+    if library.name == "mpi":
+        from mpi4py import MPI
+
+        # One call for all: what a program that fuses by hand would do.
+        send = np.ones(num_tensors * num_elems, np.float32)
+        receive = np.empty_like(send)
+        seconds = best_seconds(
+            lambda: library.comm.Allreduce(send, receive, MPI.SUM), library, repeats
+        )
+        return {"seconds": seconds}
+    import tensorflow as tf
+
+    tensors = [tf.ones(num_elems) for _ in range(num_tensors)]
+
+    @tf.function
+    def reduce_all(values: Any) -> Any:
+        return [library.allreduce(v, f"bench_{num_elems}_{i}") for i, v in enumerate(values)]
+
+    return {"seconds": best_seconds(lambda: reduce_all(tensors), library, repeats)}
+
+
+def copy(library: Library, num_bytes: int, repeats: int) -> dict[str, float]:
+    """Time in which every rank copies its own memory, all at once."""
+    source = np.ones(num_bytes, np.uint8)
+    target = np.empty_like(source)
+    return {"seconds": best_seconds(lambda: np.copyto(target, source), library, repeats)}
+
+
+def build(model: str, keras: Any) -> tuple[Any, tuple[int, ...]]:
+    """The two networks of the training benchmark, and the shape of an input."""
+    layers = keras.layers
+    if model == "mlp":
+        net = [keras.Input((2048,))]
+        net += [layers.Dense(2048, activation="relu") for _ in range(4)]
+        return keras.Sequential([*net, layers.Dense(10)]), (2048,)
+    net = [keras.Input((64, 64, 3))]
+    for filters in (32, 64, 128, 128):
+        for _ in range(2):
+            net += [
+                layers.Conv2D(filters, 3, padding="same"),
+                layers.BatchNormalization(),
+                layers.ReLU(),
+            ]
+        net.append(layers.MaxPooling2D())
+    return keras.Sequential([*net, layers.GlobalAveragePooling2D(), layers.Dense(10)]), (64, 64, 3)
+
+
+def train(library: Library, model: str, steps: int) -> dict[str, float]:
+    """Seconds of one training step (median), one compute thread a rank, batch 32 a rank."""
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    keras = tf.keras
+    keras.utils.set_random_seed(1)
+    net, shape = build(model, keras)
+    net.compile(
+        library.optimizer(keras.optimizers.SGD(1e-3)),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        jit_compile=False,
+    )
+    rng = np.random.default_rng(library.rank)
+    batch = (
+        rng.normal(size=(32, *shape)).astype(np.float32),
+        rng.integers(0, 10, 32).astype(np.int32),
+    )
+    data = tf.data.Dataset.from_tensors(batch).repeat(steps)
+    ends: list[float] = []
+
+    class Clock(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
+            ends.append(time.perf_counter())
+
+    net.fit(data, epochs=1, verbose=0, callbacks=[Clock()])
+    warm = len(ends) // 4
+    return {"seconds": float(np.median(np.diff(ends)[warm:]))}
+
+
+WORK = {"allreduce": allreduce, "copy": copy, "train": train}
+
+
+def main() -> None:
+    """Run one benchmark and print its result on rank 0."""
+    library = Library(sys.argv[1])
+    arguments = dict(argument.split("=") for argument in sys.argv[3:])
+    values = {k: int(v) if v.isdecimal() else v for k, v in arguments.items()}
+    result = WORK[sys.argv[2]](library, **values)  # type: ignore[operator]
+    library.barrier()
+    if library.rank == 0:
+        print("BENCH " + json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    main()
