@@ -140,11 +140,12 @@ TEST("a bell wakes who sleeps on it, and nobody sleeps through news that came be
   const auto start = steady_clock::now();
   const std::uint32_t seen = bell->count.load();
   arenas[1].SetProgress(Arena::kPacked, 1);
-  bell->Sleep(seen, std::chrono::seconds(30));  // has rung already
+  bell->Sleep(seen, std::chrono::seconds(30), /*in_transfer=*/false);  // has rung already
   RunThreads(2, [&](int rank) {
     const std::uint32_t before = bell->count.load();
     if (rank == 0) {
-      while (bell->count.load() == before) bell->Sleep(before, std::chrono::seconds(30));
+      while (bell->count.load() == before)
+        bell->Sleep(before, std::chrono::seconds(30), /*in_transfer=*/false);
     } else {
       while (bell->num_asleep.load() == 0) std::this_thread::yield();
       arenas[1].Send(0, "news");
