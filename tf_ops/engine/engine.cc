@@ -102,7 +102,9 @@ Status Engine::RefuseEarly(const Request& request) const {
 void Engine::Submit(Request request) {
   const Status status = RefuseEarly(request);
   if (!status.ok()) return request.done(status);
-  const bool is_small = BytesOf(request.signature) <= kSmallBytes;
+  // How much the others bring to an allgather is not known yet.
+  const bool is_small = request.signature.kind != Kind::kAllgather &&
+                        BytesOf(request.signature) <= kSmallBytes;
   bool has_ended = false;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -207,14 +209,8 @@ bool Engine::IsOver() {
     ending = ending_;
   }
   if (ending == Ending::kNone) return false;
-  if (!failure_.ok() || ending == Ending::kAtOnce) {
-    if (failure_.ok()) {
-      Fail({Code::kPeerLost,
-            transport_->topology().describe[rank()] + " is gone: " + ending_reason_},
-           /*is_news=*/true);
-    }
-    return true;
-  }
+  if (!failure_.ok()) return true;
+  if (ending == Ending::kAtOnce) return false;  // not before the others have been told: TakeEnding
   try {
     if (static_cast<int>(departed_.size()) == transport_->size() && batches_.empty()) {
       if (transport_->HasUnsentControl()) return false;
@@ -290,14 +286,16 @@ void Engine::TakeSubmitted() {
 }
 
 void Engine::TakeEnding() {
-  if (is_leaving_) return;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (ending_ != Ending::kInAgreement) return;
+    if (ending_ == Ending::kAtOnce) {
+      throw Error(Code::kPeerLost, topology().describe[rank()] + " is gone: " + ending_reason_);
+    }
+    if (is_leaving_ || ending_ != Ending::kInAgreement) return;
   }
   is_leaving_ = true;
   leaving_since_s_ = NowS();
-  FailWaiting({Code::kInvalid, kShutDown});
+  // What this rank waits for may be agreed on before the others hear of this: see Depart.
   readiness_.AddDeparture({rank(), "it called keras_ring.shutdown(), or its script has ended"});
 }
 
@@ -361,7 +359,7 @@ void Engine::Refuse(const Refused& refused) {
 
 void Engine::Depart(const Departure& departure) {
   departed_[departure.rank] = departure.reason;
-  if (departure.rank == rank()) return;
+  if (departure.rank == rank()) return FailWaiting({Code::kInvalid, kShutDown});
   FailWaiting({Code::kPeerLost,
                transport_->topology().describe[departure.rank] + " is gone: " + departure.reason});
 }

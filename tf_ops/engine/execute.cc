@@ -19,6 +19,7 @@ std::int64_t StableHash(const std::string& text) {
 
 void Allreduce(const Routes& routes, const std::vector<Request*>& requests) {
   const Signature& signature = requests.front()->signature;
+  if (signature.dtypes.empty()) return;  // a group of no tensors
   Bucket bucket;
   bucket.dtype = signature.dtypes.front();
   bucket.op = signature.op;
