@@ -6,6 +6,7 @@
 
 #include "collectives/bucket_view.h"
 #include "collectives/schedule.h"
+#include "reduce/copy.h"
 
 namespace keras_ring {
 namespace {
@@ -13,6 +14,9 @@ namespace {
 // Looks at shared memory before sleeping: about 5 us, the time in which a rank that is in step
 // arrives. Sleeping and being woken costs ten times as much.
 constexpr int kLooks = 400;
+
+// Results of this size do not fit any cache together with what was read for them.
+constexpr std::int64_t kPastCacheBytes = 8 * 1024 * 1024;
 
 void Relax() {
 #if defined(__x86_64__)
@@ -169,8 +173,14 @@ class Allreduce {
   void CopyPart(std::int64_t window, int owner) {
     const Range part = Part(window, owner);
     for (const auto& span : Spans(window, part)) {
-      std::memcpy(span.output, SlotAt(owner, window, part.begin + span.offset),
-                  span.elems * elem_bytes_);
+      const char* const from = SlotAt(owner, window, part.begin + span.offset);
+      const std::int64_t bytes = span.elems * elem_bytes_;
+      // In place the memory is in the cache, since it was read a moment ago.
+      if (num_elems_ * elem_bytes_ >= kPastCacheBytes && span.output != span.input) {
+        CopyPastCache(span.output, from, bytes);
+      } else {
+        std::memcpy(span.output, from, bytes);
+      }
     }
   }
 

@@ -6,6 +6,16 @@
 #include <cstring>
 #include <type_traits>
 
+// The loops are compiled once for every x86-64 and once for those with AVX2; which of the two runs is
+// decided when the library is loaded. `flatten` draws all loops into the function, for only what is
+// inside it is compiled twice. Sanitizers do not get along with functions chosen so early.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
+    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define KERAS_RING_VECTORIZE __attribute__((target_clones("default", "avx2"), flatten))
+#else
+#define KERAS_RING_VECTORIZE
+#endif
+
 namespace keras_ring {
 namespace {
 
@@ -150,6 +160,7 @@ void ScaleTyped(const void* from, const Scale& scale, void* to, std::size_t elem
 }
 
 // to[i] = scale(from[i]) as accumulators.
+KERAS_RING_VECTORIZE
 void Widen(DType dtype, const void* from, const Scale& scale, void* to, std::size_t elems) {
   switch (dtype) {
 #define KERAS_RING_CASE(enumerator, name, storage, accumulator) \
@@ -182,6 +193,7 @@ bool IsReducible(DType dtype, ReduceOp op) {
   return !(IsComplex(dtype) && is_order);
 }
 
+KERAS_RING_VECTORIZE
 void Combine(DType dtype, ReduceOp op, Format partial_format, const void* partial, const void* own,
              const Scale& scale, void* to, std::size_t elems) {
   switch (dtype) {
@@ -196,6 +208,7 @@ void Combine(DType dtype, ReduceOp op, Format partial_format, const void* partia
   }
 }
 
+KERAS_RING_VECTORIZE
 void ScaleTo(DType dtype, Format from_format, const void* from, const Scale& scale, void* to,
              std::size_t elems) {
   switch (dtype) {
@@ -227,6 +240,9 @@ void ReduceToAccumulators(DType dtype, ReduceOp op, const std::vector<const void
 
 void Reduce(DType dtype, ReduceOp op, const std::vector<const void*>& sources, const Scale& before,
             const Scale& after, void* to, std::size_t elems) {
+  if (AccumulatorDType(dtype) == dtype && after.is_identity()) {
+    return ReduceToAccumulators(dtype, op, sources, before, to, elems);
+  }
   // A block and its partial result stay in the first-level cache between the passes over them.
   constexpr std::size_t kBlock = 1024;
   alignas(64) char partial[kBlock * sizeof(std::complex<double>)];
