@@ -48,6 +48,8 @@ class Reader {
     if constexpr (std::is_same_v<T, std::string>) {
       const auto size = Get<std::uint32_t>();
       return std::string(Take(size), size);
+    } else if constexpr (std::is_same_v<T, bool>) {
+      return Get<std::uint8_t>() != 0;  // a bool of any other value would be undefined
     } else {
       static_assert(std::is_trivially_copyable_v<T>);
       T value;
@@ -70,13 +72,13 @@ class Reader {
     if (at_ != bytes_.size()) Fail();
   }
 
- private:
   [[noreturn]] static void Fail() {
     throw Error(Code::kInternal,
                 "a control message cannot be read: the ranks run different builds of keras_ring, "
                 "or this is a bug. Compare `keras-ring --version` on all hosts.");
   }
 
+ private:
   const char* Take(std::size_t size) {
     if (size > bytes_.size() - at_) Fail();
     at_ += size;
@@ -160,14 +162,14 @@ void PutNumbers(Writer* writer, const std::vector<std::uint32_t>& numbers) {
 
 std::vector<std::uint32_t> GetNumbers(Reader* reader) {
   const auto form = reader->Get<std::uint8_t>();
+  if (form == 0) return {};
   if (form == 1) return reader->GetList<std::uint32_t>();
+  if (form != 2) Reader::Fail();
+  const auto low = reader->Get<std::uint32_t>();
+  const auto bitmap = reader->Get<std::string>();
   std::vector<std::uint32_t> numbers;
-  if (form == 2) {
-    const auto low = reader->Get<std::uint32_t>();
-    const auto bitmap = reader->Get<std::string>();
-    for (std::uint32_t bit = 0; bit < 8 * bitmap.size(); ++bit) {
-      if ((bitmap[bit / 8] >> (bit % 8) & 1) != 0) numbers.push_back(low + bit);
-    }
+  for (std::uint32_t bit = 0; bit < 8 * bitmap.size(); ++bit) {
+    if ((bitmap[bit / 8] >> (bit % 8) & 1) != 0) numbers.push_back(low + bit);
   }
   return numbers;
 }
