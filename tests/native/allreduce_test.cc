@@ -176,10 +176,11 @@ TEST("memory is not touched before a late network has read it") {
   }
 }
 
-TEST("a slot with room for one element is enough") {
+TEST("a slot with room for one element, between hosts one of every rank, is enough") {
   for (const Algorithm algorithm : {Algorithm::kLocal, Algorithm::kHierarchical}) {
     Way way{algorithm, algorithm == Algorithm::kLocal ? Ranks(3) : Hosts({0, 0, 1, 1})};
-    way.world.slot_bytes = 16;
+    const int num_parts = algorithm == Algorithm::kLocal ? 1 : way.world.topology.size();
+    way.world.slot_bytes = 16 * num_parts;
     CheckSum(way, DType::kComplex128, ReduceOp::kSum, {17}, /*in_place=*/true);
     CheckSum(way, DType::kInt8, ReduceOp::kSum, {401}, /*in_place=*/false);
   }

@@ -68,7 +68,7 @@ struct World {
   keras_ring::Topology topology;
   Sends sends = Sends::kAtOnce;
   std::int64_t segment_bytes = 64;
-  std::size_t slot_bytes = 96;  // 0: no shared memory
+  std::size_t slot_bytes = 128;  // 0: no shared memory
 };
 
 inline World Ranks(int size, Sends sends = Sends::kAtOnce) {

@@ -5,6 +5,8 @@
 namespace keras_ring {
 namespace {
 
+constexpr std::size_t kSlotBytes = 4096;
+
 Topology HostsOf(const std::vector<int>& node_of) {
   Topology topology = Topology::OneHost(static_cast<int>(node_of.size()));
   topology.node_of = node_of;
@@ -13,26 +15,32 @@ Topology HostsOf(const std::vector<int>& node_of) {
 
 TEST("one host: shared memory, or a ring where there is none or on request") {
   const Topology ranks = Topology::OneHost(4);
-  CHECK_EQ(SelectAllreduce(Algorithm::kAuto, ranks, true), Algorithm::kLocal);
-  CHECK_EQ(SelectAllreduce(Algorithm::kHierarchical, ranks, true), Algorithm::kLocal);
-  CHECK_EQ(SelectAllreduce(Algorithm::kAuto, ranks, false), Algorithm::kRing);
-  CHECK_EQ(SelectAllreduce(Algorithm::kLocal, ranks, false), Algorithm::kRing);
-  CHECK_EQ(SelectAllreduce(Algorithm::kRing, ranks, true), Algorithm::kRing);
+  CHECK_EQ(SelectAllreduce(Algorithm::kAuto, ranks, kSlotBytes), Algorithm::kLocal);
+  CHECK_EQ(SelectAllreduce(Algorithm::kHierarchical, ranks, kSlotBytes), Algorithm::kLocal);
+  CHECK_EQ(SelectAllreduce(Algorithm::kAuto, ranks, 0), Algorithm::kRing);
+  CHECK_EQ(SelectAllreduce(Algorithm::kLocal, ranks, 0), Algorithm::kRing);
+  CHECK_EQ(SelectAllreduce(Algorithm::kRing, ranks, kSlotBytes), Algorithm::kRing);
 }
 
 TEST("hosts with as many ranks each: hierarchical") {
   for (const auto& hosts : {HostsOf({0, 0, 1, 1}), HostsOf({0, 1, 1, 0, 2, 2})}) {
-    CHECK_EQ(SelectAllreduce(Algorithm::kAuto, hosts, true), Algorithm::kHierarchical);
-    CHECK_EQ(SelectAllreduce(Algorithm::kLocal, hosts, true), Algorithm::kHierarchical);
-    CHECK_EQ(SelectAllreduce(Algorithm::kRing, hosts, true), Algorithm::kRing);
+    CHECK_EQ(SelectAllreduce(Algorithm::kAuto, hosts, kSlotBytes), Algorithm::kHierarchical);
+    CHECK_EQ(SelectAllreduce(Algorithm::kLocal, hosts, kSlotBytes), Algorithm::kHierarchical);
+    CHECK_EQ(SelectAllreduce(Algorithm::kRing, hosts, kSlotBytes), Algorithm::kRing);
   }
 }
 
 TEST("unequal hosts, and hosts of one rank: a ring") {
   for (const auto& hosts : {HostsOf({0, 0, 1}), HostsOf({0, 1, 1}), HostsOf({0, 1, 2})}) {
-    CHECK_EQ(SelectAllreduce(Algorithm::kAuto, hosts, true), Algorithm::kRing);
-    CHECK_EQ(SelectAllreduce(Algorithm::kHierarchical, hosts, true), Algorithm::kRing);
+    CHECK_EQ(SelectAllreduce(Algorithm::kAuto, hosts, kSlotBytes), Algorithm::kRing);
+    CHECK_EQ(SelectAllreduce(Algorithm::kHierarchical, hosts, kSlotBytes), Algorithm::kRing);
   }
+}
+
+TEST("slots without room for an element of every rank: a ring") {
+  const Topology hosts = HostsOf({0, 0, 1, 1});
+  CHECK_EQ(SelectAllreduce(Algorithm::kAuto, hosts, 64), Algorithm::kHierarchical);
+  CHECK_EQ(SelectAllreduce(Algorithm::kAuto, hosts, 63), Algorithm::kRing);
 }
 
 }  // namespace

@@ -9,10 +9,11 @@ BucketView::BucketView(const Bucket& bucket, int num_chunks)
       chunks_(num_chunks),
       chunk_elems_(num_chunks, 0) {
   for (const BucketTensor& tensor : bucket.tensors) {
-    const std::int64_t num_pieces = std::min<std::int64_t>(tensor.elems, num_chunks);
+    const int num_pieces = tensor.is_whole ? 1 : num_chunks;
     for (int piece = 0; piece < num_pieces; ++piece) {
       const auto chunk = static_cast<int>((piece + tensor.first_chunk) % num_chunks);
-      const Range range = PartOf(tensor.elems, num_chunks, piece);
+      const Range range = PartOf(tensor.elems, num_pieces, piece);
+      if (range.elems() == 0) break;  // and so are the pieces behind it
       chunks_[chunk].push_back(Piece{&tensor, range, chunk_elems_[chunk]});
       chunk_elems_[chunk] += range.elems();
     }

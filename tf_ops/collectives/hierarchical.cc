@@ -1,16 +1,18 @@
 #include "collectives/hierarchical.h"
 
+#include <vector>
+
 namespace keras_ring {
 
 void HierarchicalAllreduce(const LocalWire& local, const Wire& across, const Bucket& bucket) {
-  const auto between = [&](void* accumulators, std::int64_t elems) {
+  const auto between = [&](const std::vector<BucketTensor>& chunks) {
     Bucket sums;
     sums.dtype = AccumulatorDType(bucket.dtype);
     sums.op = bucket.op;
-    sums.tensors.push_back(BucketTensor{accumulators, accumulators, elems, 0});
+    sums.tensors = chunks;
     RingAllreduce(across, sums);
   };
-  LocalAllreduceAround(local, bucket, between);
+  LocalAllreduceAround(local, bucket, across.size(), between);
 }
 
 }  // namespace keras_ring

@@ -24,6 +24,8 @@ struct BucketTensor {
   // The chunk that gets the first piece; spreads many tiny tensors over the ranks. The same on
   // all ranks, any value from 0 on.
   std::int64_t first_chunk = 0;
+  // The tensor is one piece, which lies in first_chunk, whatever the number of ranks.
+  bool is_whole = false;
 };
 
 struct Bucket {

@@ -1,12 +1,15 @@
 #include "collectives/select.h"
 
 #include <algorithm>
+#include <complex>
 
 namespace keras_ring {
 
-Algorithm SelectAllreduce(Algorithm wished, const Topology& topology, bool has_arena) {
-  if (wished == Algorithm::kRing || !has_arena) return Algorithm::kRing;
+Algorithm SelectAllreduce(Algorithm wished, const Topology& topology, std::size_t slot_bytes) {
+  constexpr std::size_t kLargestElem = sizeof(std::complex<double>);
+  if (wished == Algorithm::kRing || slot_bytes == 0) return Algorithm::kRing;
   if (topology.num_nodes() == 1) return Algorithm::kLocal;
+  if (slot_bytes < kLargestElem * topology.size()) return Algorithm::kRing;
   const int local_size = topology.local_size(0);
   for (int node = 0; node < topology.num_nodes(); ++node) {
     const auto ranks = std::count(topology.node_of.begin(), topology.node_of.end(), node);

@@ -2,14 +2,17 @@
 #ifndef KERAS_RING_COLLECTIVES_SELECT_H_
 #define KERAS_RING_COLLECTIVES_SELECT_H_
 
+#include <cstddef>
+
 #include "core/algorithm.h"
 #include "transport/topology.h"
 
 namespace keras_ring {
 
 // Pure. What can run here of what was wished: kLocal within one host, kHierarchical between hosts
-// with as many ranks each, kRing everywhere; `has_arena`: the ranks of a host share memory.
-Algorithm SelectAllreduce(Algorithm wished, const Topology& topology, bool has_arena);
+// with as many ranks each whose slots have room for an element of every rank, kRing everywhere.
+// `slot_bytes`: of the memory that the ranks of a host share; 0: they share none.
+Algorithm SelectAllreduce(Algorithm wished, const Topology& topology, std::size_t slot_bytes);
 
 }  // namespace keras_ring
 

@@ -66,7 +66,8 @@ Routes Engine::MakeRoutes() {
     }
   }
   routes.local = LocalWire{arena, this};
-  routes.allreduce = SelectAllreduce(options_.algorithm, ranks, arena != nullptr);
+  routes.allreduce =
+      SelectAllreduce(options_.algorithm, ranks, arena == nullptr ? 0 : arena->slot_bytes());
   routes.is_one_host = arena != nullptr && ranks.num_nodes() == 1;
   return routes;
 }
@@ -103,8 +104,8 @@ void Engine::Submit(Request request) {
   const Status status = RefuseEarly(request);
   if (!status.ok()) return request.done(status);
   // How much the others bring to an allgather is not known yet.
-  const bool is_small = request.signature.kind != Kind::kAllgather &&
-                        BytesOf(request.signature) <= kSmallBytes;
+  const bool is_small =
+      request.signature.kind != Kind::kAllgather && BytesOf(request.signature) <= kSmallBytes;
   bool has_ended = false;
   {
     const std::lock_guard<std::mutex> lock(mutex_);

@@ -25,10 +25,10 @@
 
 namespace keras_ring {
 
-// One thread at a time owns the transport: the engine's own, or, for a small request while the engine
-// is idle, the one that submits, which saves waking another. The engine's thread has started when the
-// constructor returns and has ended when Stop returns. A world of one needs neither: requests are
-// carried out in Submit.
+// One thread at a time owns the transport: the engine's own, or, for a small request while the
+// engine is idle, the one that submits, which saves waking another. The engine's thread has started
+// when the constructor returns and has ended when Stop returns. A world of one needs neither:
+// requests are carried out in Submit.
 //
 // When a rank fails, the generation is over for all: every waiting and later request ends with the
 // same error, and the engine is to be thrown away.

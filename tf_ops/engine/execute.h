@@ -14,9 +14,9 @@ namespace keras_ring {
 
 // The wires of one rank.
 struct Routes {
-  Wire world;               // all ranks
-  Wire across;              // the ranks with this one's local number, one on each host
-  LocalWire local;          // the ranks of this host; no arena: not to be used
+  Wire world;       // all ranks
+  Wire across;      // the ranks with this one's local number, one on each host
+  LocalWire local;  // the ranks of this host; no arena: not to be used
   Algorithm allreduce = Algorithm::kRing;
   bool is_one_host = false;  // all ranks share the arena
 };

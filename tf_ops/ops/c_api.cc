@@ -54,8 +54,9 @@ int Report(const Status& status, char* message, int64_t message_bytes) {
 }
 
 std::shared_ptr<Engine> MakeEngine(int use_mpi, int fortran_comm, const Options& options) {
-  auto transport = use_mpi != 0 ? ConnectMpi(fortran_comm, options.stall_error_s, options.slot_bytes)
-                                : TheProcess().alone.Connect(0);
+  auto transport = use_mpi != 0
+                       ? ConnectMpi(fortran_comm, options.stall_error_s, options.slot_bytes)
+                       : TheProcess().alone.Connect(0);
   return std::make_shared<Engine>(std::move(transport), options);
 }
 

@@ -6,9 +6,9 @@
 #include <cstring>
 #include <type_traits>
 
-// The loops are compiled once for every x86-64 and once for those with AVX2; which of the two runs is
-// decided when the library is loaded. `flatten` draws all loops into the function, for only what is
-// inside it is compiled twice. Sanitizers do not get along with functions chosen so early.
+// The loops are compiled once for every x86-64 and once for those with AVX2; which of the two runs
+// is decided when the library is loaded. `flatten` draws all loops into the function, for only what
+// is inside it is compiled twice. Sanitizers do not get along with functions chosen so early.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define KERAS_RING_VECTORIZE __attribute__((target_clones("default", "avx2"), flatten))
@@ -254,8 +254,8 @@ void Reduce(DType dtype, ReduceOp op, const std::vector<const void*>& sources, c
       block_sources[i] = static_cast<const char*>(sources[i]) + begin * elem_bytes;
     }
     ReduceToAccumulators(dtype, op, block_sources, before, partial, block);
-    ScaleTo(dtype, Format::kAccumulator, partial, after, static_cast<char*>(to) + begin * elem_bytes,
-            block);
+    ScaleTo(dtype, Format::kAccumulator, partial, after,
+            static_cast<char*>(to) + begin * elem_bytes, block);
   }
 }
 

@@ -107,8 +107,7 @@ void Arena::Deliver(int local_rank) {
   std::uint64_t written = cell.written.load(std::memory_order_relaxed);
   while (!unsent.empty()) {
     Unsent& next = unsent.front();
-    const std::size_t room =
-        kMailboxBytes - (written - cell.read.load(std::memory_order_acquire));
+    const std::size_t room = kMailboxBytes - (written - cell.read.load(std::memory_order_acquire));
     if (room <= sizeof(PieceHeader)) break;
     const std::size_t left = next.message.size() - next.sent;
     PieceHeader header;

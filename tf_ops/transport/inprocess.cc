@@ -27,7 +27,8 @@ struct InprocessHub::State {
     if (slot_bytes == 0) return;
     for (int node = 0; node < topology.num_nodes(); ++node) {
       const auto leader = std::find(topology.node_of.begin(), topology.node_of.end(), node);
-      const int local_size = topology.local_size(static_cast<int>(leader - topology.node_of.begin()));
+      const int local_size =
+          topology.local_size(static_cast<int>(leader - topology.node_of.begin()));
       const std::size_t bytes = (Arena::Bytes(local_size, slot_bytes) + 4095) / 4096 * 4096;
       const std::shared_ptr<void> memory(std::aligned_alloc(4096, bytes), std::free);
       std::memset(memory.get(), 0, bytes);

@@ -14,7 +14,8 @@ namespace keras_ring {
 // The wires between the ranks. `Kill` makes a rank look dead to the others.
 class InprocessHub {
  public:
-  // With `slot_bytes` the ranks of each host of the topology share an arena with slots of this size.
+  // With `slot_bytes` the ranks of each host of the topology share an arena with slots of this
+  // size.
   explicit InprocessHub(const Topology& topology, std::size_t slot_bytes = 0);
   ~InprocessHub();
   InprocessHub(const InprocessHub&) = delete;

@@ -1,12 +1,13 @@
 #include "transport/mpi_transport.h"
 
-#include <mpi.h>
 #include <fcntl.h>
+#include <mpi.h>
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <deque>
@@ -22,6 +23,9 @@ namespace {
 
 constexpr int kDataTag = 1;
 constexpr int kControlTag = 2;
+
+// Below this a message between hosts is all latency.
+constexpr std::size_t kLeastSegmentBytes = 16 * 1024;
 
 std::string MpiErrorText(int error) {
   char text[MPI_MAX_ERROR_STRING];
@@ -208,10 +212,10 @@ class MpiTransport : public Transport {
           "MPI_Comm_split_type");
     int lowest = rank_;
     Check(MPI_Bcast(&lowest, 1, MPI_INT, 0, host_comm), "MPI_Bcast");
-    // Between hosts a window makes a round of its own, which is worth it for more data.
+    // Between hosts a window makes a round of its own, with a segment for each rank of the world.
     int local_size = 0;
     MPI_Comm_size(host_comm, &local_size);
-    if (local_size < size) slot_bytes *= 4;
+    if (local_size < size) slot_bytes = std::max(4 * slot_bytes, kLeastSegmentBytes * size);
     std::shared_ptr<void> memory = ShareMemory(host_comm, slot_bytes);
     MPI_Comm_free(&host_comm);
     std::vector<int> lowest_of(size);
@@ -278,8 +282,8 @@ class MpiTransport : public Transport {
     }
   }
 
-  // Memory for the arena of this host, mapped by all of its ranks, or null on all of them. It has no
-  // name: the leader makes it, the others open it through the leader's process.
+  // Memory for the arena of this host, mapped by all of its ranks, or null on all of them. It has
+  // no name: the leader makes it, the others open it through the leader's process.
   static std::shared_ptr<void> ShareMemory(MPI_Comm host_comm, std::size_t slot_bytes) {
     int local_rank = 0;
     int local_size = 0;
@@ -305,8 +309,7 @@ class MpiTransport : public Transport {
     void* begin = MAP_FAILED;
     if (fd >= 0) begin = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     int is_mapped = begin != MAP_FAILED ? 1 : 0;
-    Check(MPI_Allreduce(MPI_IN_PLACE, &is_mapped, 1, MPI_INT, MPI_MIN, host_comm),
-          "MPI_Allreduce");
+    Check(MPI_Allreduce(MPI_IN_PLACE, &is_mapped, 1, MPI_INT, MPI_MIN, host_comm), "MPI_Allreduce");
     if (fd >= 0) close(fd);
     if (begin == MAP_FAILED) return nullptr;
     std::shared_ptr<void> memory(begin, [bytes](void* at) { munmap(at, bytes); });
@@ -328,8 +331,7 @@ class MpiTransport : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> ConnectMpi(int fortran_comm, double timeout_s,
-                                      std::size_t slot_bytes) {
+std::unique_ptr<Transport> ConnectMpi(int fortran_comm, double timeout_s, std::size_t slot_bytes) {
   int is_initialized = 0;
   MPI_Initialized(&is_initialized);
   if (is_initialized == 0) throw Error(Code::kInvalid, "MPI is not initialised");
