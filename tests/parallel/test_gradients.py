@@ -69,6 +69,26 @@ def test_values_that_overwrite_their_variable_are_reduced_with_max() -> None:
     np.testing.assert_array_equal(reduced, [kr.size() - 1, 0.0])
 
 
+def test_gradients_in_flight_at_once_are_not_mixed_up() -> None:
+    size = kr.size()
+    variables = [tf.Variable(tf.zeros((64, 2000 + i))) for i in range(8)]
+
+    @tf.function
+    def run(start: tf.Tensor) -> list[tf.Tensor]:
+        # Costly enough for TensorFlow to give each to a thread of its own.
+        own = [
+            tf.fill((64, 1), start + float(i * size)) @ tf.ones((1, v.shape[1]))
+            for i, v in enumerate(variables)
+        ]
+        return reduce_gradients(own, variables, op="sum", scope="at once")
+
+    for repetition in range(100):
+        reduced = run(tf.constant(float(repetition + kr.rank())))
+        for i, value in enumerate(reduced):
+            total = sum(repetition + r + i * size for r in range(size))
+            assert tf.reduce_min(value) == tf.reduce_max(value) == float(total)
+
+
 def test_agree_is_true_only_where_all_ranks_are() -> None:
     assert bool(agree(tf.constant(True), scope="yes"))
     assert not bool(agree(tf.constant(kr.rank() != kr.size() - 1), scope="no"))
@@ -122,6 +142,8 @@ def test_reductions_in_fit_wait_neither_for_each_other_nor_for_backprop(
     for op in reductions:
         assert not before[op] & set(reductions), f"{op.name} waits for another reduction"
     # Submitted last layer first, and each layer's reduction does without the backprop below it.
+    names = [op.get_attr("tensor_name").decode().partition("#")[0] for op in reductions]
+    assert [name.rpartition("/")[2] for name in names] == ["3", "2", "1", "0"]
     for later, earlier in itertools.pairwise(reductions):
         source = earlier.inputs[0].op
         assert source not in before[later], f"{later.name} waits for {source.name}"
