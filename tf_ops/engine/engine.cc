@@ -55,7 +55,9 @@ Engine::~Engine() { Abandon("its engine was thrown away"); }
 
 Routes Engine::MakeRoutes() {
   const Topology& ranks = transport_->topology();
-  Arena* const arena = transport_->arena();
+  // Alone, requests are carried out in the threads that submit them, side by side: nothing may be
+  // shared between them.
+  Arena* const arena = ranks.size() > 1 ? transport_->arena() : nullptr;
   Routes routes;
   routes.world = Wire{transport_.get(), this, options_.segment_bytes, {}};
   routes.across = routes.world;
