@@ -63,7 +63,9 @@ bool Run(const Case& one) {
 #ifdef __SANITIZE_ADDRESS__
 // What a failed allreduce was staged in is never given back, on purpose: a network may still write
 // to it.
-extern "C" const char* __lsan_default_suppressions() { return "leak:keras_ring::RingAllreduce\n"; }
+extern "C" __attribute__((visibility("default"))) const char* __lsan_default_suppressions() {
+  return "leak:keras_ring::RingAllreduce\n";
+}
 #endif
 
 int main(int argc, char** argv) {

@@ -240,7 +240,7 @@ TEST("who still calls when a rank has left is told that it left") {
       for (int rank = 0; rank < engines.size(); ++rank) {
         if (rank != leaving) calls.push_back(Submit(engines[rank], {"x"}));
       }
-      RunThreads(engines.size(), [&](int rank) {
+      engines.OnEachRank([&](int rank) {
         if (rank != leaving) {
           const CallPointer& call = calls[rank < leaving ? rank : rank - 1];
           CheckLost(call, check::Text("rank ", leaving, " is gone: it called keras_ring.shutdown"));
@@ -260,7 +260,7 @@ TEST("requests that wait when their own rank stops end, also if the others call 
     std::vector<std::vector<CallPointer>> calls(size);
     std::vector<int> delays_us(size);
     for (int& delay_us : delays_us) delay_us = static_cast<int>(random() % 300);
-    RunThreads(size, [&](int rank) {
+    engines.OnEachRank([&](int rank) {
       std::this_thread::sleep_for(std::chrono::microseconds(delays_us[rank]));
       for (const char* name : {"a", "b", "c"}) calls[rank].push_back(Submit(engines[rank], {name}));
       CHECK(engines[rank]->Stop());

@@ -61,7 +61,7 @@ TEST("ranks may submit in different orders") {
     for (int time = 0; time < 3; ++time) {
       std::vector<std::vector<CallPointer>> calls(engines.size(),
                                                   std::vector<CallPointer>(asks.size()));
-      RunThreads(engines.size(), [&](int rank) {
+      engines.OnEachRank([&](int rank) {
         std::vector<std::size_t> order(asks.size());
         for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
         std::shuffle(order.begin(), order.end(), std::minstd_rand(rank + 10 * time));
@@ -96,7 +96,7 @@ TEST("fused or not, a tensor's sum is the same") {
 TEST("a grouped request has several tensors") {
   Engines engines(Ranks(3), SmallOptions());
   const std::vector<std::int64_t> sizes = {5, 0, 301};
-  RunThreads(3, [&](int rank) {
+  engines.OnEachRank([&](int rank) {
     std::vector<std::vector<std::int64_t>> values;
     Request request;
     request.name = "group";
@@ -214,6 +214,16 @@ TEST("ranks that disagree all get both values within a second, and the next requ
   }
 }
 
+TEST("in a world of one, requests of many threads at once do not touch each other") {
+  Engines engines(Ranks(1));
+  RunThreads(4, [&](int thread) {
+    for (int i = 0; i < 500; ++i) {
+      const Ask ask{check::Text("x ", thread), kKinds[(thread + i) % 4], 100 * thread + i};
+      CHECK_EQ(Submit(engines[0], ask)->result(), Expected(ask, 1));
+    }
+  });
+}
+
 TEST("when a request fails, what waits in the same run of the graph is given up everywhere") {
   Engines engines(Ranks(2));
   const auto ask = [](const std::string& name, std::int64_t elems, std::int64_t run) {
@@ -264,7 +274,7 @@ TEST("thousands of requests, mixed, in different orders, some refused, more name
     options.known_requests = 9;
     Engines engines(world, options);
     const int size = engines.size();
-    RunThreads(size, [&](int rank) {
+    engines.OnEachRank([&](int rank) {
       std::minstd_rand random(rank);
       std::vector<int> times(kNames, 0);
       std::vector<CallPointer> calls(kNames);

@@ -128,6 +128,11 @@ class Engines {
   void Kill(int rank) { hub_.Kill(rank); }
   void ThrowAway(int rank) { engines_[rank] = nullptr; }
 
+  // Runs `body(rank)` on a thread per rank. When one fails the others are not left waiting for it.
+  void OnEachRank(const std::function<void(int)>& body) {
+    RunThreads(size(), body, [this] { Kill(0); });
+  }
+
   std::vector<CallPointer> SubmitOnAll(const Ask& ask) {
     std::vector<CallPointer> calls;
     for (const auto& engine : engines_) calls.push_back(Submit(engine.get(), ask));
@@ -143,7 +148,7 @@ class Engines {
   // Whether all could leave in agreement.
   std::vector<bool> StopAll() {
     std::vector<char> has_stopped(size());
-    RunThreads(size(), [&](int rank) { has_stopped[rank] = engines_[rank]->Stop() ? 1 : 0; });
+    OnEachRank([&](int rank) { has_stopped[rank] = engines_[rank]->Stop() ? 1 : 0; });
     return std::vector<bool>(has_stopped.begin(), has_stopped.end());
   }
 

@@ -262,10 +262,7 @@ void Engine::TakeSubmitted() {
   for (Request& request : submitted) {
     const std::string key = KeyOf(request.name);
     Status status = failure_;
-    if (status.ok() && !departed_.empty()) {
-      status = {Code::kPeerLost, transport_->topology().describe[departed_.begin()->first] +
-                                     " is gone: " + departed_.begin()->second};
-    }
+    if (status.ok()) status = first_departure_;
     if (!status.ok()) {
       status.message = Describe(request) + ": " + status.message;
     } else if (waiting_.count(key) > 0 || running_.count(key) > 0) {
@@ -361,10 +358,13 @@ void Engine::Refuse(const Refused& refused) {
 }
 
 void Engine::Depart(const Departure& departure) {
-  departed_[departure.rank] = departure.reason;
+  departed_.insert(departure.rank);
   if (departure.rank == rank()) return FailWaiting({Code::kInvalid, kShutDown});
-  FailWaiting({Code::kPeerLost,
-               transport_->topology().describe[departure.rank] + " is gone: " + departure.reason});
+  const Status status{Code::kPeerLost,
+                      topology().describe[departure.rank] + " is gone: " + departure.reason};
+  // Others may leave because the first did.
+  if (first_departure_.ok()) first_departure_ = status;
+  FailWaiting(status);
 }
 
 void Engine::RunBatch() {

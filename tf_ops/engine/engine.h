@@ -109,7 +109,8 @@ class Engine : private Idle {
   std::deque<std::vector<Request>> batches_;  // agreed, in order
   std::vector<Request> abandoned_;            // the network may still write to their memory
   std::deque<std::int64_t> failed_runs_;
-  std::map<int, std::string> departed_;  // reason by rank
+  std::set<int> departed_;  // ranks
+  Status first_departure_;  // what requests end with from then on
   bool is_leaving_ = false;
   double leaving_since_s_ = 0;
   bool is_running_batch_ = false;
