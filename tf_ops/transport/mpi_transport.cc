@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <deque>
 #include <list>
@@ -65,7 +66,9 @@ class Patience {
       if (is_done != 0) return;
       const double waited_s = std::chrono::duration<double>(Clock::now() - start_).count();
       if (timeout_s_ > 0 && waited_s > timeout_s_) {
-        throw Error(Code::kTimeout, what_ + " has waited " + std::to_string(int(timeout_s_)) +
+        char limit[32];
+        std::snprintf(limit, sizeof limit, "%g", timeout_s_);
+        throw Error(Code::kTimeout, what_ + " has waited " + limit +
                                         " s for the other ranks. Call keras_ring.init() on every "
                                         "rank, or raise KERAS_RING_STALL_ERROR_S.");
       }
