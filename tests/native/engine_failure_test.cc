@@ -182,6 +182,25 @@ TEST("a stall becomes an error on who waits, after the second limit; then all go
   }
 }
 
+TEST("a request that goes on waiting after another was refused keeps its age") {
+  Options options;
+  options.stall_s = 0.4;
+  options.stall_error_s = 1.2;
+  for (const int num_ranks : {2, 3}) {
+    Engines engines(Ranks(num_ranks), options);
+    engines.CheckWorks({"waits"});  // known by number from now on
+    const int last = num_ranks - 1;
+    const auto start = Clock::now();
+    const CallPointer waits = Submit(engines[last], {"waits"});
+    std::this_thread::sleep_for(std::chrono::milliseconds(800));
+    for (int rank = 0; rank < num_ranks; ++rank) {
+      Submit(engines[rank], {"refused", Kind::kAllreduce, 1 + rank});
+    }
+    CHECK_EQ(waits->status().code, Code::kTimeout);
+    CHECK(Clock::now() - start < std::chrono::milliseconds(1900));
+  }
+}
+
 TEST("a stall in the middle of a transfer becomes an error, too") {
   Options options;
   options.stall_s = 0.1;

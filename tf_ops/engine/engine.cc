@@ -280,7 +280,8 @@ void Engine::TakeSubmitted() {
       request.done(status);
       continue;
     }
-    readiness_.AddOwn(request.name, request.signature, NowS());
+    request.since_s = NowS();
+    readiness_.AddOwn(request.name, request.signature, request.since_s);
     waiting_.emplace(key, std::move(request));
   }
 }
@@ -329,7 +330,7 @@ void Engine::Apply(const Publication& publication, const std::string& bytes) {
   for (const Refused& refused : publication.refused) Refuse(refused);
   if (!publication.refused.empty()) {
     for (const auto& [key, request] : waiting_) {
-      readiness_.AddOwn(request.name, request.signature, NowS());
+      readiness_.AddOwn(request.name, request.signature, request.since_s);
     }
   }
   for (const Departure& departure : publication.departures) Depart(departure);

@@ -75,13 +75,13 @@ void Readiness::Add(Waiting* waiting, Group group, int num_ranks) {
   if (waiting->num_ready == place_.subtree_size) complete_.push_back(KeyOf(waiting->name));
 }
 
-void Readiness::AddOwn(const std::string& name, const Signature& signature, double now_s) {
+void Readiness::AddOwn(const std::string& name, const Signature& signature, double since_s) {
   Group group;
   const auto number = known_.Find(KeyOf(name), signature);
   group.signature =
       number ? known_.Get(*number)->signature : std::make_shared<const Signature>(signature);
   group.ranks.push_back(rank_);
-  Add(Find(name, now_s), std::move(group), 1);
+  Add(Find(name, since_s), std::move(group), 1);
 }
 
 void Readiness::AddDeparture(const Departure& departure) { departures_.push_back(departure); }
@@ -141,7 +141,9 @@ std::optional<Upward> Readiness::TakeUpward(double now_s) {
   for (const std::string& key : complete_) {
     Waiting& waiting = waiting_[key];
     std::optional<std::uint32_t> number;
-    if (!waiting.was_told_in_part && waiting.groups.size() == 1) {
+    // Told by number it would seem to the parent to have been called just now.
+    const bool is_old = now_s - waiting.since_s >= options_.stall_s / 2;
+    if (!waiting.was_told_in_part && !is_old && waiting.groups.size() == 1) {
       number = known_.Find(key, *waiting.groups.front().signature);
     }
     if (number) {

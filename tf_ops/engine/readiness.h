@@ -30,9 +30,9 @@ class Readiness {
  public:
   Readiness(int rank, const Topology& topology, const Options& options);
 
-  // This rank has called `name`; not again before the name was published. `now_s` is any clock that
-  // only this rank reads.
-  void AddOwn(const std::string& name, const Signature& signature, double now_s);
+  // This rank has called `name` at `since_s`; not again before the name was published. The time is
+  // that of any clock that only this rank reads.
+  void AddOwn(const std::string& name, const Signature& signature, double since_s);
 
   // This rank, or one below, will not call anything any more.
   void AddDeparture(const Departure& departure);

@@ -63,6 +63,8 @@ struct Request {
   // Allgather only: this rank's first dimensions, and then everybody's, rank by rank.
   std::vector<std::int64_t> rows;
   std::vector<std::int64_t> all_rows;
+  // When the engine took it, by its own clock.
+  double since_s = 0;
 };
 
 // The part of a name that ranks match by, and the part that a person wants to read.
