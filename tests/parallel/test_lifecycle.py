@@ -263,21 +263,20 @@ def test_errors_leave_no_memory_behind() -> None:
     if kr.size() == 1:
         pytest.skip("one rank agrees with itself")
 
+    # So large that the allocator gives each back to the system once freed: what stays is held.
+    num_elems = 9_000_000
+
     def run(count: int) -> None:
         for i in range(count):
             with pytest.raises(kr.MismatchError):
-                kr.allreduce(np.ones(50_000 + kr.rank(), "float32"), name=f"mismatch/{i}")
-            if i % 20 == 0:
-                # Errors and their tracebacks hold on to each other, and to the arguments. What is
-                # collected late leaves holes in the heap, which would look like a leak.
-                gc.collect()
+                kr.allreduce(np.ones(num_elems + kr.rank(), "float32"), name=f"mismatch/{i}")
 
-    run(100)
+    run(3)
     before = resident_kib()
-    run(300)  # 60 MB would be left if each call left its input
+    run(20)  # 720 MB would be left if each call left its input
     after = resident_kib()
 
-    assert after - before < 16 * 1024, f"grew by {after - before} KiB"
+    assert after - before < 100 * 1024, f"grew by {after - before} KiB"
 
 
 def test_file_descriptors_and_threads_do_not_pile_up_over_generations() -> None:
