@@ -28,11 +28,12 @@ PYTHON = $(shell for python in python3.11 python3.12 python3.13 python3.10 pytho
 	"$$python" -c '$(USABLE_PYTHON)' 2>/dev/null && echo "$$python" && break; done)
 endif
 
-.PHONY: help setup demo test lint ruff mypy clang-format lint-imports unit native parallel faults endtoend clean
+.PHONY: help setup demo test bench lint ruff mypy clang-format lint-imports unit native parallel faults endtoend clean
 
 help:
 	@echo "make demo      train a small network on two processes"
 	@echo "make test      run all tiers: lint unit native parallel faults endtoend"
+	@echo "make bench     measure beside MPI, memcpy and (HOROVOD_PYTHON=...) Horovod"
 	@echo "make TIER      run one of them"
 	@echo "make setup     only set up .venv and compile"
 	@echo "make clean     remove everything that was built, and .venv"
@@ -78,6 +79,10 @@ faults: $(LIBRARIES)
 
 endtoend: $(LIBRARIES)
 	$(LIMIT) 1200 $(PYTEST) tests/endtoend
+
+bench: $(LIBRARIES)
+	$(PIP) install --quiet --no-build-isolation --editable '.[bench]'
+	$(LIMIT) 5400 $(PY) benchmarks/run.py
 
 clean:
 	rm -rf $(VENV) build dist keras_ring/lib *.egg-info
