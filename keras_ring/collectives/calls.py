@@ -1,0 +1,46 @@
+"""From a public function to the op: what it takes, how it is run, how it fails."""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+from tensorflow.python.framework import auto_control_deps
+
+from keras_ring.collectives.naming import label_of
+from keras_ring.errors import ConfigError, from_tf
+
+Tensor: TypeAlias = Any
+
+_OP_TYPES = frozenset(
+    ("KerasRingAllreduce", "KerasRingAllgather", "KerasRingBroadcast", "KerasRingBarrier")
+)
+# Stateful ops are chained one after the other by `tf.function`, each waiting for the one before,
+# which would keep communication from running beside the backward pass. Ours must run, but in any
+# order: they are matched by name. The set is private; tests/parallel/test_graphs.py notices when
+# it is gone.
+auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS |= _OP_TYPES
+
+_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+_DTYPES = frozenset(("bool", *_INTEGERS, *_FLOATS, "complex64", "complex128"))
+
+
+def as_tensors(tensors: Sequence[Tensor], kind: str, name: str) -> list[Tensor]:
+    """Return what was given as tensors, of dtypes that the collectives know."""
+    values = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    for value in values:
+        if value.dtype.name not in _DTYPES:
+            raise ConfigError(
+                f"{kind} {label_of(name)!r}: dtype {value.dtype.name} is not supported; expected "
+                f"one of {sorted(_DTYPES)}. For Python objects use broadcast_object or "
+                "allgather_object."
+            )
+    return values
+
+
+def run(kernel: Any, /, **arguments: Any) -> Any:
+    """Call an op; its errors become those of keras_ring."""
+    try:
+        return kernel(**arguments)
+    except tf.errors.OpError as error:
+        raise from_tf(error) from None

@@ -1,0 +1,160 @@
+"""Collectives that hand tensors on as they are, and the barrier, which hands on nothing."""
+
+from collections.abc import Sequence
+from numbers import Integral
+
+from keras_ring import native, runtime
+from keras_ring.collectives.calls import Tensor, as_tensors, run
+from keras_ring.collectives.naming import call_name, label_of
+from keras_ring.errors import ConfigError
+
+
+def allgather(tensor: Tensor, *, name: str | None = None) -> Tensor:
+    """Concatenate the ranks' tensors along the first axis; every rank gets the result.
+
+    Args:
+        tensor: `(rows, …)`, any numeric dtype or bool. `rows` may differ between ranks and may be
+            zero; the other dimensions and the dtype may not.
+        name: See `allreduce`.
+
+    Returns:
+        `(total_rows, …)`, the rows of rank 0 first.
+
+    Raises:
+        KerasRingError: As `allreduce`.
+
+    Collective: every rank calls it, in any order, under the same `name`.
+    Cost: 2(P-1) steps; the other ranks' bytes are received once.
+    Thread: any.
+
+    Example:
+        >>> kr.allgather([[1, 2]]).numpy()
+        array([[1, 2]], dtype=int32)
+    """
+    return grouped_allgather([tensor], name=call_name(name, "allgather"))[0]
+
+
+def grouped_allgather(tensors: Sequence[Tensor], *, name: str | None = None) -> list[Tensor]:
+    """Gather several tensors as one request: all of them or none.
+
+    Args:
+        tensors: Tensors of one dtype, each as for `allgather`.
+        name: See `allreduce`.
+
+    Returns:
+        A list of the results, in the order of `tensors`.
+
+    Raises:
+        KerasRingError: As `allreduce`.
+
+    Collective: every rank calls it, in any order, under the same `name`.
+    Cost: That of `allgather` for each tensor; the row counts travel together.
+    Thread: any.
+
+    Example:
+        >>> [t.numpy() for t in kr.grouped_allgather([[1], [2, 3]])]
+        [array([1], dtype=int32), array([2, 3], dtype=int32)]
+    """
+    name = call_name(name, "grouped_allgather")
+    values = as_tensors(tensors, "allgather", name)
+    if not values:
+        return []
+    for value in values:
+        if value.shape.rank == 0:
+            raise ConfigError(
+                f"allgather {label_of(name)!r} takes tensors with at least one dimension, but got "
+                "a scalar; reshape it to (1,)."
+            )
+        if value.dtype != values[0].dtype:
+            raise ConfigError(
+                f"allgather {label_of(name)!r}: the tensors of a group share one dtype, but these "
+                f"are {[other.dtype.name for other in values]}; make one group for each."
+            )
+    return list(run(native.ops().keras_ring_allgather, x=values, tensor_name=name))
+
+
+def broadcast(tensor: Tensor, root_rank: int = 0, *, name: str | None = None) -> Tensor:
+    """Give every rank the root's tensor.
+
+    Args:
+        tensor: `(…)`, any numeric dtype or bool. Same shape and dtype on every rank.
+        root_rank: The rank whose value is given. Defaults to 0.
+        name: See `allreduce`.
+
+    Returns:
+        Same shape and dtype as `tensor`.
+
+    Raises:
+        KerasRingError: As `allreduce`; a `ConfigError` too when there is no rank `root_rank`.
+
+    Collective: every rank calls it, in any order, under the same `name`.
+    Cost: log2(P) hops; at most 2 S bytes sent per rank.
+    Thread: any.
+
+    Example:
+        >>> kr.broadcast([1.5], root_rank=0).numpy()
+        array([1.5], dtype=float32)
+    """
+    return grouped_broadcast([tensor], root_rank, name=call_name(name, "broadcast"))[0]
+
+
+def grouped_broadcast(
+    tensors: Sequence[Tensor], root_rank: int = 0, *, name: str | None = None
+) -> list[Tensor]:
+    """Give every rank the root's tensors, as one request.
+
+    Args:
+        tensors: Tensors of any dtypes that `broadcast` takes.
+        root_rank: See `broadcast`.
+        name: See `allreduce`.
+
+    Returns:
+        A list of the results, in the order of `tensors`.
+
+    Raises:
+        KerasRingError: As `broadcast`.
+
+    Collective: every rank calls it, in any order, under the same `name`.
+    Cost: That of `broadcast` for each tensor, agreed on once.
+    Thread: any.
+
+    Example:
+        >>> [t.numpy() for t in kr.grouped_broadcast([[1], [2.5]])]
+        [array([1], dtype=int32), array([2.5], dtype=float32)]
+    """
+    name = call_name(name, "grouped_broadcast")
+    if not isinstance(root_rank, Integral) or not 0 <= root_rank < runtime.size():
+        raise ConfigError(
+            f"broadcast {label_of(name)!r}: root_rank is {root_rank!r}; expected a rank from 0 to "
+            f"{runtime.size() - 1}."
+        )
+    values = as_tensors(tensors, "broadcast", name)
+    if not values:
+        return []
+    return list(
+        run(
+            native.ops().keras_ring_broadcast,
+            x=values,
+            tensor_name=name,
+            root_rank=str(int(root_rank)),
+        )
+    )
+
+
+def barrier(*, name: str | None = None) -> None:
+    """Wait until every rank has called it.
+
+    Args:
+        name: See `allreduce`.
+
+    Raises:
+        KerasRingError: As `allreduce`.
+
+    Collective: every rank calls it, under the same `name`.
+    Cost: log2(P) hops up and down a tree of ranks; no data.
+    Thread: any.
+
+    Example:
+        >>> kr.barrier()
+    """
+    run(native.ops().keras_ring_barrier, tensor_name=call_name(name, "barrier"))
