@@ -26,7 +26,8 @@ struct Way {
 
 const Sizes kCounts = {1, 2, 3, 4, 5, 8};
 const std::vector<std::vector<int>> kHosts = {
-    {0, 0, 1, 1}, {0, 1, 1, 0}, {0, 1, 2, 0, 1, 2}, {0, 0, 0, 1, 1, 1}, {0, 1, 2, 3, 3, 2, 1, 0}};
+    {0, 0, 1, 1}, {0, 1, 1, 0},       {0, 1, 2, 0, 1, 2}, {0, 0, 0, 1, 1, 1},      {0, 1, 1, 1},
+    {0, 0, 1},    {0, 0, 1, 2, 2, 2}, {0, 1, 2},          {0, 1, 2, 3, 3, 2, 1, 0}};
 
 std::vector<Way> AllWays(Sends sends = Sends::kAtOnce) {
   std::vector<Way> ways;
@@ -50,7 +51,7 @@ void Run(Algorithm algorithm, const Routes& routes, const Bucket& bucket) {
     case Algorithm::kLocal:
       return LocalAllreduce(routes.local, bucket);
     case Algorithm::kHierarchical:
-      return HierarchicalAllreduce(routes.local, routes.across, bucket);
+      return HierarchicalAllreduce(routes.local, routes.between, bucket);
   }
 }
 

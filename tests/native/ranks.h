@@ -100,13 +100,8 @@ inline void RunRanks(const World& world,
         TestIdle idle(&has_failed);
         keras_ring::Routes routes;
         routes.world = {transport.get(), &idle, world.segment_bytes, {}};
-        routes.across = routes.world;
-        for (int other = 0; other < topology.size(); ++other) {
-          routes.world.members.push_back(other);
-          if (topology.local_rank(other) == topology.local_rank(rank)) {
-            routes.across.members.push_back(other);
-          }
-        }
+        for (int other = 0; other < topology.size(); ++other) routes.world.members.push_back(other);
+        routes.between = keras_ring::BetweenHosts(routes.world);
         routes.local = {transport->arena(), &idle};
         body(routes);
       },

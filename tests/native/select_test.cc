@@ -30,17 +30,27 @@ TEST("hosts with as many ranks each: hierarchical") {
   }
 }
 
-TEST("unequal hosts, and hosts of one rank: a ring") {
-  for (const auto& hosts : {HostsOf({0, 0, 1}), HostsOf({0, 1, 1}), HostsOf({0, 1, 2})}) {
-    CHECK_EQ(SelectAllreduce(Algorithm::kAuto, hosts, kSlotBytes), Algorithm::kRing);
-    CHECK_EQ(SelectAllreduce(Algorithm::kHierarchical, hosts, kSlotBytes), Algorithm::kRing);
+TEST("hosts with different numbers of ranks: hierarchical as well") {
+  for (const auto& hosts :
+       {HostsOf({0, 0, 1}), HostsOf({0, 1, 1, 1}), HostsOf({0, 0, 1, 2, 2, 2})}) {
+    CHECK_EQ(SelectAllreduce(Algorithm::kAuto, hosts, kSlotBytes), Algorithm::kHierarchical);
+    CHECK_EQ(SelectAllreduce(Algorithm::kRing, hosts, kSlotBytes), Algorithm::kRing);
   }
 }
 
-TEST("slots without room for an element of every rank: a ring") {
+TEST("hosts of one rank: a ring") {
+  const Topology hosts = HostsOf({0, 1, 2});
+  CHECK_EQ(SelectAllreduce(Algorithm::kAuto, hosts, kSlotBytes), Algorithm::kRing);
+  CHECK_EQ(SelectAllreduce(Algorithm::kHierarchical, hosts, kSlotBytes), Algorithm::kRing);
+}
+
+TEST("slots without room for an element of every chunk: a ring") {
   const Topology hosts = HostsOf({0, 0, 1, 1});
   CHECK_EQ(SelectAllreduce(Algorithm::kAuto, hosts, 64), Algorithm::kHierarchical);
   CHECK_EQ(SelectAllreduce(Algorithm::kAuto, hosts, 63), Algorithm::kRing);
+  const Topology one_lane = HostsOf({0, 0, 0, 1});
+  CHECK_EQ(SelectAllreduce(Algorithm::kAuto, one_lane, 32), Algorithm::kHierarchical);
+  CHECK_EQ(SelectAllreduce(Algorithm::kAuto, one_lane, 31), Algorithm::kRing);
 }
 
 }  // namespace

@@ -1,88 +1,83 @@
 #include "collectives/exchange.h"
 
 #include <algorithm>
-#include <deque>
 
 namespace keras_ring {
 namespace {
 
-// How many receives are posted, and how many sends are under way, at once. Four segments keep a
+// How many receives are posted, and how many sends are under way, at once. A few segments keep a
 // wire busy while one is being reduced; more only costs memory.
-constexpr std::int64_t kWindow = 4;
+constexpr std::int64_t kWindow = 8;
 
 constexpr Transport::Transfer kNothing = -1;
 
-class Runner {
- public:
-  Runner(const Wire& wire, ExchangePlan* plan) : wire_(wire), plan_(plan) {}
-
-  void Run() {
-    const std::int64_t num_exchanges = plan_->num_exchanges();
-    for (std::int64_t arrived = 0; arrived < num_exchanges; ++arrived) {
-      PostWhatIsFree(arrived);
-      const Transport::Transfer recv = recvs_.front();
-      recvs_.pop_front();
-      if (recv != kNothing) wire_.transport->Wait(recv, wire_.idle);
-      plan_->Received(arrived);
-    }
-    PostWhatIsFree(num_exchanges);
-    WaitForSendsBelow(num_exchanges);
-  }
-
- private:
-  // Posts everything that may be under way once the exchanges below `arrived` have arrived. A send
-  // is posted after the receive of its own number: then the memory that both use is free.
-  void PostWhatIsFree(std::int64_t arrived) {
-    const std::int64_t end = std::min(plan_->num_exchanges(), arrived + kWindow);
-    for (bool is_done = false; !is_done;) {
-      is_done = true;
-      for (; received_ < end && plan_->MemoryDependsOn(received_) < arrived &&
-             plan_->OverwritesSendsBelow(received_) <= sent_;
-           is_done = false) {
-        PostRecv();
-      }
-      for (; sent_ < received_ && plan_->SendDependsOn(sent_) < arrived; is_done = false) {
-        PostSend();
-      }
-    }
-  }
-
-  void PostRecv() {
-    WaitForSendsBelow(plan_->OverwritesSendsBelow(received_));
-    const MutableBytes target = plan_->RecvTarget(received_++);
-    recvs_.push_back(target.bytes == 0
-                         ? kNothing
-                         : wire_.transport->Recv(wire_.prev(), target.data, target.bytes));
-  }
-
-  void PostSend() {
-    WaitForSendsBelow(sent_ - kWindow + 1);
-    const ConstBytes source = plan_->SendSource(sent_++);
-    sends_.push_back(source.bytes == 0
-                         ? kNothing
-                         : wire_.transport->Send(wire_.next(), source.data, source.bytes));
-  }
-
-  // Cannot deadlock: the receiver's turn at these messages depends on earlier ones only, all of
-  // which have been sent.
-  void WaitForSendsBelow(std::int64_t end) {
-    for (; left_ < end && left_ < sent_; ++left_) {
-      if (sends_.front() != kNothing) wire_.transport->Wait(sends_.front(), wire_.idle);
-      sends_.pop_front();
-    }
-  }
-
-  const Wire& wire_;
-  ExchangePlan* const plan_;
-  std::int64_t received_ = 0;  // receives posted
-  std::int64_t sent_ = 0;      // sends posted
-  std::int64_t left_ = 0;      // sends that have left
-  std::deque<Transport::Transfer> recvs_;
-  std::deque<Transport::Transfer> sends_;
-};
-
 }  // namespace
 
-void RunExchanges(const Wire& wire, ExchangePlan* plan) { Runner(wire, plan).Run(); }
+Exchanges::Exchanges(const Wire& wire, ExchangePlan* plan)
+    : wire_(wire), plan_(plan), next_(wire.next()), prev_(wire.prev()) {}
+
+bool Exchanges::is_done() const {
+  return arrived_ == plan_->num_exchanges() && left_ == plan_->num_exchanges();
+}
+
+bool Exchanges::Advance() {
+  const std::int64_t before = received_ + arrived_ + sent_ + left_;
+  PostWhatIsFree();
+  if (arrived_ < received_ && plan_->MayTouch(arrived_)) {
+    if (recvs_.front() == kNothing || wire_.transport->Test(recvs_.front())) {
+      recvs_.pop_front();
+      plan_->Received(arrived_++);
+      PostWhatIsFree();
+    }
+  } else {
+    // One look at one transfer lets all of them go on; so sends are looked at only when there is
+    // nothing else to look at, or when something hangs on them.
+    HaveLeft(sent_);
+  }
+  return received_ + arrived_ + sent_ + left_ != before;
+}
+
+// A send is posted after the receive of its own number: then the memory that both use is free.
+void Exchanges::PostWhatIsFree() {
+  const std::int64_t end = std::min(plan_->num_exchanges(), arrived_ + kWindow);
+  for (bool is_done = false; !is_done;) {
+    is_done = true;
+    for (; received_ < end && plan_->MemoryDependsOn(received_) < arrived_ &&
+           plan_->OverwritesSendsBelow(received_) <= sent_ && plan_->MayPostRecv(received_) &&
+           HaveLeft(plan_->OverwritesSendsBelow(received_));
+         is_done = false) {
+      const MutableBytes target = plan_->RecvTarget(received_++);
+      recvs_.push_back(target.bytes == 0 ? kNothing
+                                         : wire_.transport->Recv(prev_, target.data, target.bytes));
+    }
+    for (; sent_ < received_ && plan_->SendDependsOn(sent_) < arrived_ && plan_->MayTouch(sent_) &&
+           HaveLeft(sent_ - kWindow + 1);
+         is_done = false) {
+      const ConstBytes source = plan_->SendSource(sent_++);
+      sends_.push_back(source.bytes == 0 ? kNothing
+                                         : wire_.transport->Send(next_, source.data, source.bytes));
+    }
+  }
+}
+
+bool Exchanges::HaveLeft(std::int64_t end) {
+  for (; left_ < std::min(end, sent_); ++left_) {
+    if (sends_.front() != kNothing && !wire_.transport->Test(sends_.front())) return false;
+    sends_.pop_front();
+  }
+  return true;
+}
+
+void RunExchanges(const Wire& wire, ExchangePlan* plan) {
+  Exchanges exchanges(wire, plan);
+  while (!exchanges.is_done()) {
+    const std::uint32_t seen = wire.transport->bell()->count.load();
+    if (exchanges.Advance()) {
+      wire.idle->Reset();
+    } else {
+      wire.idle->Step(seen, /*rings=*/false);
+    }
+  }
+}
 
 }  // namespace keras_ring

@@ -1,4 +1,4 @@
-// Allreduce over several hosts with equally many ranks: shared memory within, rings between.
+// Allreduce over several hosts: shared memory within, rings between.
 #ifndef KERAS_RING_COLLECTIVES_HIERARCHICAL_H_
 #define KERAS_RING_COLLECTIVES_HIERARCHICAL_H_
 
@@ -8,12 +8,26 @@
 
 namespace keras_ring {
 
-// Each local rank sums its part of the host's inputs and rings it with its counterparts, the ranks
-// of the same local number on the other hosts, which are the members of `across`.
-// Cost: 2(H-1) steps and 2(H-1)/H * S/L bytes sent per rank, for H hosts of L ranks.
+// How the ranks of a host reach the others.
+struct Between {
+  Wire across;  // the ranks with this one's local number: one on each host, if it has a lane
+  int num_hosts = 1;
+  int num_lanes = 1;
+};
+
+// `world` is the wire of all ranks.
+Between BetweenHosts(const Wire& world);
+
+// The data is cut into as many lanes as the smallest host has ranks, and those into one chunk for
+// each host. Lane l is the work of the ranks with local number l: each
+// sums its host's inputs straight from the slots, rings the sums with its counterparts and leaves
+// the results in its slot for the others. Packing, summing, sending and copying out go on beside
+// each other, for several windows at once; only the rings of ranks that have a lane use the
+// network. Ranks without one (`local_rank >= num_lanes`) pack and copy.
+// Cost: 2(H-1) steps and 2(H-1)/H * S/num_lanes bytes sent per rank with a lane, for H hosts.
 // Source: Mikami et al., Massively distributed SGD: ImageNet/ResNet-50 training in a flash, 2018
 // (2D-torus allreduce), with the host's dimension in shared memory.
-void HierarchicalAllreduce(const LocalWire& local, const Wire& across, const Bucket& bucket);
+void HierarchicalAllreduce(const LocalWire& local, const Between& between, const Bucket& bucket);
 
 }  // namespace keras_ring
 

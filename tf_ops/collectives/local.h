@@ -15,7 +15,6 @@
 #define KERAS_RING_COLLECTIVES_LOCAL_H_
 
 #include <cstdint>
-#include <functional>
 #include <vector>
 
 #include "collectives/ring.h"
@@ -32,15 +31,6 @@ struct LocalWire {
 // Every local rank calls it with a bucket of the same shape; all hold the same bits afterwards.
 // Cost per rank: S read and written in the tensors, about 2 S in the slots, which stay in cache.
 void LocalAllreduce(const LocalWire& wire, const Bucket& bucket);
-
-// As LocalAllreduce on `num_hosts` hosts with equally many ranks: the host's sum of this rank's
-// part is handed to `between`, as the accumulators of one chunk for each host, to be replaced by
-// the sum over all hosts. Like the ring's, chunks are made of each tensor's pieces, so that the
-// order in which hosts are added depends on nothing else. Called for the same chunks in the same
-// order on all hosts.
-using Between = std::function<void(const std::vector<BucketTensor>& chunks)>;
-void LocalAllreduceAround(const LocalWire& wire, const Bucket& bucket, int num_hosts,
-                          const Between& between);
 
 // See RingAllgather. Cost per rank: each block is written once and read by all.
 void LocalAllgather(const LocalWire& wire, const void* input,

@@ -1,173 +1,100 @@
 #include <algorithm>
 #include <memory>
 
+#include "collectives/add_sources.h"
 #include "collectives/bucket_view.h"
 #include "collectives/exchange.h"
 #include "collectives/ring.h"
+#include "collectives/ring_plan.h"
 #include "collectives/schedule.h"
 
 namespace keras_ring {
 namespace {
 
-// Slabs under way at once. On two ranks a slab has two steps, so that four keep two messages in
-// each direction beside the two being worked on.
-constexpr int kDepth = 4;
-
-// Where the data of a slab lies, step by step (P ranks, the last reducing step is P-2):
-//
-//   received in step          into                     sent in the next step from
-//   0                         raw (tensor format)      partial[0] (own input added)
-//   0 < s <= P-2              partial[s % 2]           the same place (own input added)
-//   s = P-2, complete         -> scaled to output      output, or result when it is in pieces
-//   s > P-2                   output, or               the same place
-//                             partial[s % 2] and then copied to output
-//
-// A partial[] is written again two steps later; by then its send must have left.
-class AllreducePlan : public ExchangePlan {
+// A rank's own tensors.
+class BucketSegments : public RingSegments {
  public:
-  AllreducePlan(const Wire& wire, const Bucket& bucket)
+  BucketSegments(const Wire& wire, const Bucket& bucket)
       : bucket_(bucket),
         rank_(wire.rank()),
-        elem_bytes_(DTypeBytes(bucket.dtype)),
-        accumulator_bytes_(AccumulatorBytes(bucket.dtype)),
+        elem_bytes_(static_cast<std::int64_t>(DTypeBytes(bucket.dtype))),
         view_(bucket, wire.size()),
-        steps_(RingAllreduceSteps(wire.rank(), wire.size())),
-        last_reducing_(wire.size() - 2),
         segment_elems_(std::max<std::int64_t>(
-            1, wire.segment_bytes / static_cast<std::int64_t>(accumulator_bytes_))),
-        num_slabs_((view_.max_chunk_elems() + segment_elems_ - 1) / segment_elems_),
-        order_(PipelineOrder(num_slabs_, static_cast<int>(steps_.size()), kDepth)),
-        number_(num_slabs_ * steps_.size()) {
-    for (std::size_t i = 0; i < order_.size(); ++i) {
-      number_[order_[i].slab * steps_.size() + order_[i].step] = static_cast<std::int64_t>(i);
-    }
-    const std::int64_t buffer_elems = std::min(segment_elems_, view_.max_chunk_elems());
-    for (Slot& slot : slots_) {
-      slot.partial[0] = Allocate(buffer_elems * accumulator_bytes_);
-      slot.partial[1] = Allocate(buffer_elems * accumulator_bytes_);
-      slot.raw = Allocate(buffer_elems * elem_bytes_);
-      slot.packed = Allocate(buffer_elems * elem_bytes_);
-      slot.result = Allocate(buffer_elems * elem_bytes_);
-    }
+            1, wire.segment_bytes / static_cast<std::int64_t>(AccumulatorBytes(bucket.dtype)))) {}
+
+  DType dtype() const override { return bucket_.dtype; }
+  Format own_format() const override { return Format::kTensor; }
+  std::int64_t num_slabs() const override {
+    return (view_.max_chunk_elems() + segment_elems_ - 1) / segment_elems_;
   }
-
-  std::int64_t num_exchanges() const override { return static_cast<std::int64_t>(order_.size()); }
-
-  std::int64_t SendDependsOn(std::int64_t i) const override {
-    return order_[i].step == 0 ? -1 : Number(order_[i].slab, order_[i].step - 1);
+  std::int64_t max_elems() const override {
+    return std::min(segment_elems_, view_.max_chunk_elems());
   }
-
-  std::int64_t MemoryDependsOn(std::int64_t i) const override {
-    const std::int64_t before = order_[i].slab - kDepth;  // had the same slot
-    return before < 0 ? -1 : Number(before, static_cast<int>(steps_.size()) - 1);
+  std::int64_t Elems(int chunk, std::int64_t slab) const override {
+    return Segment(chunk, slab).elems();
   }
+  bool IsReady(std::int64_t) override { return true; }
 
-  std::int64_t OverwritesSendsBelow(std::int64_t i) const override {
-    const auto [slab, step] = order_[i];
-    if (step >= 2) return Number(slab, step - 1) + 1;  // what was sent from the same partial[]
-    // The slot's slab before this one has arrived, but may still be leaving.
-    return slab < kDepth ? 0 : Number(slab - kDepth, static_cast<int>(steps_.size()) - 1) + 1;
-  }
-
-  ConstBytes SendSource(std::int64_t i) override {
-    const auto [slab, step] = order_[i];
-    const int chunk = steps_[step].send_chunk;
-    const Range segment = Segment(chunk, slab);
-    const std::size_t elems = segment.elems();
-    Slot& slot = slots_[slab % kDepth];
-    if (step == 0) {
-      const auto spans = view_.Spans(chunk, segment);
-      if (spans.size() == 1 && bucket_.before.is_identity()) {
-        return {spans[0].input, elems * elem_bytes_};
-      }
-      for (const auto& span : spans) {
-        ScaleTo(bucket_.dtype, Format::kTensor, span.input, bucket_.before,
-                slot.packed.get() + span.offset * elem_bytes_, span.elems);
-      }
-      return {slot.packed.get(), elems * elem_bytes_};
-    }
-    if (step <= last_reducing_) {
-      return {slot.partial[(step - 1) % 2].get(), elems * accumulator_bytes_};
-    }
-    return {slot.complete, elems * elem_bytes_};
-  }
-
-  MutableBytes RecvTarget(std::int64_t i) override {
-    const auto [slab, step] = order_[i];
-    const int chunk = steps_[step].recv_chunk;
-    const Range segment = Segment(chunk, slab);
-    const std::size_t elems = segment.elems();
-    Slot& slot = slots_[slab % kDepth];
-    if (step == 0) return {slot.raw.get(), elems * elem_bytes_};
-    if (step <= last_reducing_) {
-      return {slot.partial[step % 2].get(), elems * accumulator_bytes_};
-    }
-    char* direct = DirectOutput(chunk, segment);
-    return {direct != nullptr ? direct : slot.partial[step % 2].get(), elems * elem_bytes_};
-  }
-
-  void Received(std::int64_t i) override {
-    const auto [slab, step] = order_[i];
-    const int chunk = steps_[step].recv_chunk;
-    const Range segment = Segment(chunk, slab);
-    Slot& slot = slots_[slab % kDepth];
-    if (step > last_reducing_) {
-      slot.complete = DirectOutput(chunk, segment);
-      if (slot.complete == nullptr) {
-        slot.complete = slot.partial[step % 2].get();
-        CopyOut(chunk, segment, slot.complete);
-      }
-      return;
-    }
-    char* partial = slot.partial[step % 2].get();
-    const auto spans = view_.Spans(chunk, segment);
+  const void* PutOwn(int chunk, std::int64_t slab, void* staging) override {
+    const auto spans = Spans(chunk, slab);
+    if (spans.size() == 1 && bucket_.before.is_identity()) return spans[0].input;
     for (const auto& span : spans) {
-      const char* from = step == 0 ? slot.raw.get() + span.offset * elem_bytes_
-                                   : partial + span.offset * accumulator_bytes_;
-      Combine(bucket_.dtype, bucket_.op, step == 0 ? Format::kTensor : Format::kAccumulator, from,
-              span.input, bucket_.before, partial + span.offset * accumulator_bytes_, span.elems);
+      ScaleTo(bucket_.dtype, Format::kTensor, span.input, bucket_.before,
+              static_cast<char*>(staging) + span.offset * elem_bytes_, span.elems);
     }
-    if (step < last_reducing_) return;
-    // In one piece the result is scaled straight into the tensor and sent from there.
-    slot.complete = spans.size() == 1 ? spans[0].output : slot.result.get();
-    ScaleTo(bucket_.dtype, Format::kAccumulator, partial, bucket_.after, slot.complete,
-            segment.elems());
-    if (spans.size() > 1) CopyOut(chunk, segment, slot.complete);
+    return staging;
   }
 
- private:
-  struct Slot {
-    std::unique_ptr<char[]> partial[2];
-    std::unique_ptr<char[]> raw;
-    std::unique_ptr<char[]> packed;  // own input, when it is in pieces or to be scaled
-    std::unique_ptr<char[]> result;
-    char* complete = nullptr;  // the reduced segment that is sent on next
-  };
-
-  // Not zeroed: a page that is never used is never touched.
-  static std::unique_ptr<char[]> Allocate(std::size_t bytes) {
-    return std::unique_ptr<char[]>(new char[bytes]);
+  void AddOwn(int chunk, std::int64_t slab, Format format, const void* partial, void* to) override {
+    const auto to_bytes = static_cast<std::int64_t>(AccumulatorBytes(bucket_.dtype));
+    const std::int64_t from_bytes = format == Format::kTensor ? elem_bytes_ : to_bytes;
+    for (const auto& span : Spans(chunk, slab)) {
+      Combine(bucket_.dtype, bucket_.op, format,
+              static_cast<const char*>(partial) + span.offset * from_bytes, span.input,
+              bucket_.before, static_cast<char*>(to) + span.offset * to_bytes, span.elems);
+    }
   }
 
-  std::int64_t Number(std::int64_t slab, int step) const {
-    return number_[slab * steps_.size() + step];
+  const void* AddOwnAndKeep(int chunk, std::int64_t slab, Format format, const void* partial,
+                            void* staging) override {
+    const auto spans = Spans(chunk, slab);
+    // In one piece the result is put straight into the tensor and sent from there.
+    char* const to = spans.size() == 1 ? spans[0].output : static_cast<char*>(staging);
+    const auto partial_bytes = static_cast<std::int64_t>(
+        format == Format::kTensor ? elem_bytes_ : AccumulatorBytes(bucket_.dtype));
+    for (const auto& span : spans) {
+      AddSourcesAndScale(bucket_, format,
+                         static_cast<const char*>(partial) + span.offset * partial_bytes,
+                         {span.input}, to + span.offset * elem_bytes_, span.elems);
+    }
+    if (spans.size() > 1) CopyOut(spans, to);
+    return to;
   }
 
-  Range Segment(int chunk, std::int64_t slab) const {
-    return view_.Clip(chunk, Range{slab * segment_elems_, (slab + 1) * segment_elems_});
-  }
-
-  // The output of a segment that lies in one piece, or null. This rank's own chunk is sent
-  // straight from the input; when output and input are the same memory, that send may not have
-  // left yet.
-  char* DirectOutput(int chunk, Range segment) const {
-    const auto spans = view_.Spans(chunk, segment);
+  // This rank's own chunk is sent straight from the input; when output and input are the same
+  // memory, that send may not have left yet.
+  void* PlaceToKeep(int chunk, std::int64_t slab) override {
+    const auto spans = Spans(chunk, slab);
     if (spans.size() != 1 || (chunk == rank_ && spans[0].input == spans[0].output)) return nullptr;
     return spans[0].output;
   }
 
-  void CopyOut(int chunk, Range segment, const char* from) const {
-    for (const auto& span : view_.Spans(chunk, segment)) {
+  void Keep(int chunk, std::int64_t slab, const void* complete) override {
+    CopyOut(Spans(chunk, slab), static_cast<const char*>(complete));
+  }
+
+  void HaveKept(std::int64_t) override {}
+
+ private:
+  Range Segment(int chunk, std::int64_t slab) const {
+    return view_.Clip(chunk, Range{slab * segment_elems_, (slab + 1) * segment_elems_});
+  }
+  std::vector<BucketView::Span> Spans(int chunk, std::int64_t slab) const {
+    return view_.Spans(chunk, Segment(chunk, slab));
+  }
+
+  void CopyOut(const std::vector<BucketView::Span>& spans, const char* from) const {
+    for (const auto& span : spans) {
       ScaleTo(bucket_.dtype, Format::kTensor, from + span.offset * elem_bytes_, Scale{},
               span.output, span.elems);
     }
@@ -175,16 +102,9 @@ class AllreducePlan : public ExchangePlan {
 
   const Bucket& bucket_;
   const int rank_;
-  const std::size_t elem_bytes_;
-  const std::size_t accumulator_bytes_;
+  const std::int64_t elem_bytes_;
   const BucketView view_;
-  const std::vector<RingStep> steps_;
-  const int last_reducing_;
   const std::int64_t segment_elems_;
-  const std::int64_t num_slabs_;
-  const std::vector<SlabStep> order_;
-  std::vector<std::int64_t> number_;  // of (slab, step) in order_
-  Slot slots_[kDepth];
 };
 
 }  // namespace
@@ -197,7 +117,8 @@ void RingAllreduce(const Wire& wire, const Bucket& bucket) {
     }
     return;
   }
-  auto plan = std::make_unique<AllreducePlan>(wire, bucket);
+  BucketSegments segments(wire, bucket);
+  auto plan = std::make_unique<RingAllreducePlan>(wire.rank(), wire.size(), &segments);
   try {
     RunExchanges(wire, plan.get());
   } catch (...) {

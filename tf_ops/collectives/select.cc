@@ -1,6 +1,5 @@
 #include "collectives/select.h"
 
-#include <algorithm>
 #include <complex>
 
 namespace keras_ring {
@@ -9,14 +8,10 @@ Algorithm SelectAllreduce(Algorithm wished, const Topology& topology, std::size_
   constexpr std::size_t kLargestElem = sizeof(std::complex<double>);
   if (wished == Algorithm::kRing || slot_bytes == 0) return Algorithm::kRing;
   if (topology.num_nodes() == 1) return Algorithm::kLocal;
-  if (slot_bytes < kLargestElem * topology.size()) return Algorithm::kRing;
-  const int local_size = topology.local_size(0);
-  for (int node = 0; node < topology.num_nodes(); ++node) {
-    const auto ranks = std::count(topology.node_of.begin(), topology.node_of.end(), node);
-    if (ranks != local_size) return Algorithm::kRing;
-  }
+  const auto num_chunks = static_cast<std::size_t>(topology.num_lanes() * topology.num_nodes());
+  if (slot_bytes < kLargestElem * num_chunks) return Algorithm::kRing;
   // With one rank a host the two are the same, and the ring copies less.
-  return local_size == 1 ? Algorithm::kRing : Algorithm::kHierarchical;
+  return topology.size() == topology.num_nodes() ? Algorithm::kRing : Algorithm::kHierarchical;
 }
 
 }  // namespace keras_ring

@@ -10,7 +10,7 @@
 namespace keras_ring {
 
 // Pure. What can run here of what was wished: kLocal within one host, kHierarchical between hosts
-// with as many ranks each whose slots have room for an element of every rank, kRing everywhere.
+// whose slots have room for an element of every chunk, kRing everywhere.
 // `slot_bytes`: of the memory that the ranks of a host share; 0: they share none.
 Algorithm SelectAllreduce(Algorithm wished, const Topology& topology, std::size_t slot_bytes);
 

@@ -60,13 +60,8 @@ Routes Engine::MakeRoutes() {
   Arena* const arena = ranks.size() > 1 ? transport_->arena() : nullptr;
   Routes routes;
   routes.world = Wire{transport_.get(), this, options_.segment_bytes, {}};
-  routes.across = routes.world;
-  for (int other = 0; other < ranks.size(); ++other) {
-    routes.world.members.push_back(other);
-    if (ranks.local_rank(other) == ranks.local_rank(rank())) {
-      routes.across.members.push_back(other);
-    }
-  }
+  for (int other = 0; other < ranks.size(); ++other) routes.world.members.push_back(other);
+  routes.between = BetweenHosts(routes.world);
   routes.local = LocalWire{arena, this};
   routes.allreduce =
       SelectAllreduce(options_.algorithm, ranks, arena == nullptr ? 0 : arena->slot_bytes());

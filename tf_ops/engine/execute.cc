@@ -38,7 +38,7 @@ void Allreduce(const Routes& routes, const std::vector<Request*>& requests) {
     case Algorithm::kLocal:
       return LocalAllreduce(routes.local, bucket);
     case Algorithm::kHierarchical:
-      return HierarchicalAllreduce(routes.local, routes.across, bucket);
+      return HierarchicalAllreduce(routes.local, routes.between, bucket);
     case Algorithm::kAuto:
     case Algorithm::kRing:
       return RingAllreduce(routes.world, bucket);

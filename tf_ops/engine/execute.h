@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "collectives/hierarchical.h"
 #include "collectives/local.h"
 #include "collectives/wire.h"
 #include "core/algorithm.h"
@@ -15,7 +16,7 @@ namespace keras_ring {
 // The wires of one rank.
 struct Routes {
   Wire world;       // all ranks
-  Wire across;      // the ranks with this one's local number, one on each host
+  Between between;  // the hosts
   LocalWire local;  // the ranks of this host; no arena: not to be used
   Algorithm allreduce = Algorithm::kRing;
   bool is_one_host = false;  // all ranks share the arena

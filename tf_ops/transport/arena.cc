@@ -32,17 +32,18 @@ struct Arena::Cell {
   char mailbox[kMailboxBytes];
 };
 
-std::size_t Arena::Bytes(int local_size, std::size_t slot_bytes) {
-  return local_size * (sizeof(Cell) + kNumSlots * slot_bytes);
+std::size_t Arena::Bytes(int local_size, std::size_t slot_bytes, int num_slots) {
+  return local_size * (sizeof(Cell) + num_slots * slot_bytes);
 }
 
 Arena::Arena(void* memory, std::shared_ptr<void> owner, int local_rank, int local_size,
-             std::size_t slot_bytes)
+             std::size_t slot_bytes, int num_slots)
     : memory_(static_cast<char*>(memory)),
       owner_(std::move(owner)),
       local_rank_(local_rank),
       local_size_(local_size),
       slot_bytes_(slot_bytes),
+      num_slots_(num_slots),
       unsent_(local_size),
       incoming_(local_size) {}
 
@@ -55,7 +56,7 @@ Arena::Cell& Arena::CellOf(int local_rank) const {
 Bell* Arena::bell(int local_rank) const { return &CellOf(local_rank).bell; }
 
 char* Arena::Slot(int local_rank, std::int64_t window) const {
-  const std::size_t index = local_rank * kNumSlots + static_cast<std::size_t>(window % kNumSlots);
+  const std::size_t index = local_rank * num_slots_ + static_cast<std::size_t>(window % num_slots_);
   return memory_ + local_size_ * sizeof(Cell) + index * slot_bytes_;
 }
 

@@ -21,20 +21,23 @@ namespace keras_ring {
 // see collectives/local.h.
 class Arena {
  public:
-  // Windows that may be under way at once, each with a slot per rank.
+  // Windows that may be under way at once, each with a slot per rank: at least so many.
   static constexpr int kNumSlots = 4;
+  // Where hosts are joined: some windows are in the rings while others are packed or copied out.
+  static constexpr int kNumSlotsBetweenHosts = 8;
 
   enum Stage { kPacked, kReduced, kCopied, kNumStages };
 
-  static std::size_t Bytes(int local_size, std::size_t slot_bytes);
+  static std::size_t Bytes(int local_size, std::size_t slot_bytes, int num_slots = kNumSlots);
 
   // `memory` holds Bytes() zero bytes, aligned to a page, and is kept by `owner`.
   Arena(void* memory, std::shared_ptr<void> owner, int local_rank, int local_size,
-        std::size_t slot_bytes);
+        std::size_t slot_bytes, int num_slots = kNumSlots);
 
   int local_rank() const { return local_rank_; }
   int local_size() const { return local_size_; }
   std::size_t slot_bytes() const { return slot_bytes_; }
+  int num_slots() const { return num_slots_; }
 
   // The bell of a local rank. Thread: any.
   Bell* bell(int local_rank) const;
@@ -58,6 +61,9 @@ class Arena {
   // Tries once more to deliver; true when something still waits.
   bool HasUnsent();
 
+  // Never gives the memory back, since the network may still write to it.
+  void KeepForever() { static_cast<void>(new std::shared_ptr<void>(owner_)); }
+
  private:
   struct Cell;
   struct Unsent {
@@ -74,6 +80,7 @@ class Arena {
   const int local_rank_;
   const int local_size_;
   const std::size_t slot_bytes_;
+  const int num_slots_;
   std::vector<std::deque<Unsent>> unsent_;  // by receiver
   std::vector<std::string> incoming_;       // by sender, pieces so far
 };

@@ -25,11 +25,14 @@ struct InprocessHub::State {
   State(const Topology& ranks, std::size_t slot_bytes) : topology(ranks), inboxes(ranks.size()) {
     for (Inbox& inbox : inboxes) inbox.data.resize(topology.size());
     if (slot_bytes == 0) return;
+    const int num_slots =
+        topology.num_nodes() == 1 ? Arena::kNumSlots : Arena::kNumSlotsBetweenHosts;
     for (int node = 0; node < topology.num_nodes(); ++node) {
       const auto leader = std::find(topology.node_of.begin(), topology.node_of.end(), node);
       const int local_size =
           topology.local_size(static_cast<int>(leader - topology.node_of.begin()));
-      const std::size_t bytes = (Arena::Bytes(local_size, slot_bytes) + 4095) / 4096 * 4096;
+      const std::size_t bytes =
+          (Arena::Bytes(local_size, slot_bytes, num_slots) + 4095) / 4096 * 4096;
       const std::shared_ptr<void> memory(std::aligned_alloc(4096, bytes), std::free);
       std::memset(memory.get(), 0, bytes);
       memory_of_node.push_back(memory);
@@ -37,7 +40,7 @@ struct InprocessHub::State {
     for (int rank = 0; rank < topology.size(); ++rank) {
       const auto& memory = memory_of_node[topology.node_of[rank]];
       arenas.push_back(std::make_unique<Arena>(memory.get(), memory, topology.local_rank(rank),
-                                               topology.local_size(rank), slot_bytes));
+                                               topology.local_size(rank), slot_bytes, num_slots));
     }
   }
 

@@ -218,8 +218,12 @@ class MpiTransport : public Transport {
     // Between hosts a window makes a round of its own, with a segment for each rank of the world.
     int local_size = 0;
     MPI_Comm_size(host_comm, &local_size);
-    if (local_size < size) slot_bytes = std::max(4 * slot_bytes, kLeastSegmentBytes * size);
-    std::shared_ptr<void> memory = ShareMemory(host_comm, slot_bytes);
+    int num_slots = Arena::kNumSlots;
+    if (local_size < size) {
+      slot_bytes = std::max(4 * slot_bytes, kLeastSegmentBytes * size);
+      num_slots = Arena::kNumSlotsBetweenHosts;
+    }
+    std::shared_ptr<void> memory = ShareMemory(host_comm, slot_bytes, num_slots);
     MPI_Comm_free(&host_comm);
     std::vector<int> lowest_of(size);
     Check(MPI_Iallgather(&lowest, 1, MPI_INT, lowest_of.data(), 1, MPI_INT, comm_, &request),
@@ -242,7 +246,7 @@ class MpiTransport : public Transport {
     if (has_memory != 0) {
       void* const begin = memory.get();
       arena_ = std::make_unique<Arena>(begin, std::move(memory), topology_.local_rank(rank_),
-                                       topology_.local_size(rank_), slot_bytes);
+                                       topology_.local_size(rank_), slot_bytes, num_slots);
     }
     for (int rank = 0; rank < size; ++rank) {
       if (topology_.node_of[rank] == topology_.node_of[rank_]) local_ranks_.push_back(rank);
@@ -287,12 +291,13 @@ class MpiTransport : public Transport {
 
   // Memory for the arena of this host, mapped by all of its ranks, or null on all of them. It has
   // no name: the leader makes it, the others open it through the leader's process.
-  static std::shared_ptr<void> ShareMemory(MPI_Comm host_comm, std::size_t slot_bytes) {
+  static std::shared_ptr<void> ShareMemory(MPI_Comm host_comm, std::size_t slot_bytes,
+                                           int num_slots) {
     int local_rank = 0;
     int local_size = 0;
     MPI_Comm_rank(host_comm, &local_rank);
     MPI_Comm_size(host_comm, &local_size);
-    const std::size_t bytes = Arena::Bytes(local_size, slot_bytes);
+    const std::size_t bytes = Arena::Bytes(local_size, slot_bytes, num_slots);
     int where[2] = {getpid(), -1};
     if (local_rank == 0) {
       where[1] = memfd_create("keras_ring", MFD_CLOEXEC);

@@ -17,6 +17,12 @@ int Topology::local_size(int rank) const {
   return static_cast<int>(std::count(node_of.begin(), node_of.end(), node_of[rank]));
 }
 
+int Topology::num_lanes() const {
+  std::vector<int> ranks_of(num_nodes(), 0);
+  for (const int node : node_of) ++ranks_of[node];
+  return ranks_of.empty() ? 0 : *std::min_element(ranks_of.begin(), ranks_of.end());
+}
+
 Topology Topology::OneHost(int size) {
   Topology topology;
   topology.node_of.assign(size, 0);

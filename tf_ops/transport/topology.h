@@ -18,6 +18,8 @@ struct Topology {
   int num_nodes() const;
   int local_rank(int rank) const;
   int local_size(int rank) const;
+  // Rings that may run between the hosts beside each other: the ranks of the smallest host.
+  int num_lanes() const;
 
   static Topology OneHost(int size);
 };

@@ -1,0 +1,69 @@
+#include <algorithm>
+#include <cstring>
+
+#include "collectives/local.h"
+#include "collectives/schedule.h"
+#include "collectives/windows.h"
+
+namespace keras_ring {
+
+void LocalAllgather(const LocalWire& wire, const void* input,
+                    const std::vector<std::int64_t>& block_bytes, void* output) {
+  Arena& arena = *wire.arena;
+  const int own = arena.local_rank();
+  const auto slot_bytes = static_cast<std::int64_t>(arena.slot_bytes());
+  const std::int64_t first = arena.first_window;
+  const std::int64_t num_windows =
+      (*std::max_element(block_bytes.begin(), block_bytes.end()) + slot_bytes - 1) / slot_bytes;
+  const auto window_of = [&](int rank, std::int64_t window) {
+    return Range{std::min(window * slot_bytes, block_bytes[rank]),
+                 std::min((window + 1) * slot_bytes, block_bytes[rank])};
+  };
+  const char* const from = static_cast<const char*>(input);
+  for (std::int64_t turn = 0; turn < num_windows + 1; ++turn) {
+    if (turn < num_windows) {
+      AwaitAll(wire, Arena::kCopied, first + turn + 1 - Arena::kNumSlots);
+      const Range range = window_of(own, turn);
+      if (range.elems() > 0) {
+        std::memcpy(arena.Slot(own, first + turn), from + range.begin, range.elems());
+      }
+      arena.SetProgress(Arena::kPacked, first + turn + 1);
+    }
+    if (turn == 0) continue;
+    AwaitAll(wire, Arena::kPacked, first + turn);
+    char* to = static_cast<char*>(output);
+    for (int rank = 0; rank < arena.local_size(); to += block_bytes[rank++]) {
+      const Range range = window_of(rank, turn - 1);
+      const char* const source =
+          rank == own ? from + range.begin : arena.Slot(rank, first + turn - 1);
+      if (range.elems() > 0 && source != to + range.begin) {
+        std::memcpy(to + range.begin, source, range.elems());
+      }
+    }
+    arena.SetProgress(Arena::kCopied, first + turn);
+  }
+  FinishAt(wire, first + num_windows);
+}
+
+void LocalBroadcast(const LocalWire& wire, int root, void* data, std::int64_t bytes) {
+  Arena& arena = *wire.arena;
+  const auto slot_bytes = static_cast<std::int64_t>(arena.slot_bytes());
+  const std::int64_t first = arena.first_window;
+  const std::int64_t num_windows = (bytes + slot_bytes - 1) / slot_bytes;
+  for (std::int64_t window = 0; window < num_windows; ++window) {
+    char* const at = static_cast<char*>(data) + window * slot_bytes;
+    const std::int64_t size = std::min(slot_bytes, bytes - window * slot_bytes);
+    if (arena.local_rank() == root) {
+      AwaitAll(wire, Arena::kCopied, first + window + 1 - Arena::kNumSlots);
+      std::memcpy(arena.Slot(root, first + window), at, size);
+      arena.SetProgress(Arena::kPacked, first + window + 1);
+    } else {
+      Await(wire, [&] { return arena.Progress(root, Arena::kPacked) >= first + window + 1; });
+      std::memcpy(at, arena.Slot(root, first + window), size);
+      arena.SetProgress(Arena::kCopied, first + window + 1);
+    }
+  }
+  FinishAt(wire, first + num_windows);
+}
+
+}  // namespace keras_ring
