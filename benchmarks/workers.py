@@ -131,7 +131,10 @@ def train(library: Library, model: str, steps: int) -> dict[str, float]:
     """Seconds of one training step (median), one compute thread a rank, batch 32 a rank."""
     import tensorflow as tf
 
+    # Both pools: two operations side by side would take the core that another rank computes on, and
+    # make one process alone look faster than one core is.
     tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
     keras = tf.keras
     keras.utils.set_random_seed(1)
     net, shape = build(model, keras)

@@ -15,6 +15,8 @@ from typing import Any, Literal, TypeAlias
 import tensorflow as tf
 
 from keras_ring import collectives, runtime
+from keras_ring.collectives.naming import LABEL_SEPARATOR
+from keras_ring.gradient_groups import plan_groups
 
 Gradient: TypeAlias = Any  # a tensor, tf.IndexedSlices or None; TensorFlow ships no types
 
@@ -29,10 +31,11 @@ def reduce_gradients(
 ) -> list[Gradient]:
     """Reduce each gradient over all ranks, without waiting for the others.
 
-    Each gradient is a request of its own, submitted last layer first: that is the order in which
-    backprop produces them, so that communication runs beside it. A request is known to the other
-    ranks by `scope` and the position in the list; names of variables are labels in messages only,
-    since Keras numbers layers differently on a rank that has built another model before.
+    Each large gradient is a request of its own, small ones share requests (gradient_groups.py),
+    submitted last layer first: that is the order in which backprop produces them, so that
+    communication runs beside it. A request is known to the other ranks by `scope` and the position
+    in the list; names of variables are labels in messages only, since Keras numbers layers
+    differently on a rank that has built another model before.
 
     `tf.IndexedSlices` are not added up: the result holds the rows of all ranks, in rank order, so
     that an optimizer sees what it would see for the joint batch. A rank may hold no rows.
@@ -59,18 +62,20 @@ def reduce_gradients(
         gradients = reduce_gradients(gradients, model.trainable_variables, scope="mine")
     """
     prefix = _request_prefix(scope)
+    labels = [getattr(variable, "path", None) or variable.name for variable in variables]
+    wanted: list[collectives.Op] = ["max" if is_overwritten(v) else op for v in variables]
     reduced: list[Gradient] = [None] * len(gradients)
-    for i, (gradient, variable) in reversed(
-        list(enumerate(zip(gradients, variables, strict=True)))
-    ):
-        if gradient is None:
-            continue
-        wanted: collectives.Op = "max" if is_overwritten(variable) else op
-        label = getattr(variable, "path", None) or variable.name
+    for group in plan_groups(gradients, wanted):
+        results = collectives.grouped_allreduce(
+            [gradients[i] for i in group],
+            wanted[group[0]],
+            name=f"{prefix}/{group[0]}#" + LABEL_SEPARATOR.join(labels[i] for i in group),
+        )
+        for i, result in zip(group, results, strict=True):
+            reduced[i] = result
+    for i, (gradient, label) in reversed(list(enumerate(zip(gradients, labels, strict=True)))):
         if isinstance(gradient, tf.IndexedSlices):
-            reduced[i] = _gather_slices(gradient, wanted, f"{prefix}/{i}", label)
-        else:
-            reduced[i] = collectives.allreduce(gradient, wanted, name=f"{prefix}/{i}#{label}")
+            reduced[i] = _gather_slices(gradient, wanted[i], f"{prefix}/{i}", label)
     return reduced
 
 

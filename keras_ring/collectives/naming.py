@@ -6,6 +6,9 @@ from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
+# Between the labels of a group's tensors; tf_ops/engine/request.cc knows it too.
+LABEL_SEPARATOR = "\n"
+
 
 def call_name(name: str | None, kind: str) -> str:
     """Return the given name, or one that all ranks find at the same place of the same program."""
@@ -42,5 +45,6 @@ def _place(graph: Any) -> str:
 
 
 def label_of(name: str) -> str:
-    """Return the part of a name that messages show."""
-    return name.partition("#")[2] or name
+    """Return the part of a name that messages show; of a group, its first tensor's label."""
+    first, *others = (name.partition("#")[2] or name).split(LABEL_SEPARATOR)
+    return f"{first} and {len(others)} more" if others else first

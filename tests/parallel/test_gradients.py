@@ -89,6 +89,53 @@ def test_gradients_in_flight_at_once_are_not_mixed_up() -> None:
             assert tf.reduce_min(value) == tf.reduce_max(value) == float(total)
 
 
+def test_small_gradients_share_requests_and_large_ones_do_not() -> None:
+    shapes = [(3,), (200, 200), (5,), (), (0, 7), (64, 1)]
+    variables = [tf.Variable(tf.zeros(shape)) for shape in shapes]
+    variables.append(tf.Variable(tf.zeros(4, tf.float64)))
+
+    @tf.function
+    def run(start: tf.Tensor) -> list[tf.Tensor]:
+        own = [tf.fill(v.shape, tf.cast(start + i, v.dtype)) for i, v in enumerate(variables)]
+        return reduce_gradients(own, variables, op="mean", scope="groups")
+
+    reduced = run(tf.constant(float(kr.rank())))
+
+    mean = (kr.size() - 1) / 2
+    for i, (value, variable) in enumerate(zip(reduced, variables, strict=True)):
+        np.testing.assert_allclose(value, np.full(variable.shape, mean + i), rtol=1e-6)
+        assert value.dtype == variable.dtype
+    ops = run.get_concrete_function(tf.constant(0.0)).graph.get_operations()
+    sizes = sorted(len(op.inputs) for op in ops if op.type == "KerasRingAllreduce")
+    assert sizes == [1, 1, 5]  # float64, the large one, all other
+
+
+@pytest.mark.skipif("kr.size() == 1")
+def test_ranks_that_disagree_within_a_group_are_told_the_variable() -> None:
+    odd = kr.rank() == kr.size() - 1
+    variables = [
+        tf.Variable([0.0], name="first"),
+        tf.Variable([0.0, 0.0][: 1 if odd else 2], name="odd"),
+        tf.Variable([0.0], name="last"),
+    ]
+
+    with pytest.raises(kr.MismatchError, match=r"ranks disagree on shape of 'odd:0'.*\(2,\)"):
+        reduce_gradients([tf.ones_like(v) for v in variables], variables, scope="group of one odd")
+
+
+@pytest.mark.skipif("kr.size() == 1")
+def test_ranks_that_group_otherwise_are_told_at_once() -> None:
+    width = 200 if kr.rank() == 0 else 2  # large, and so alone, on one rank only
+    variables = [
+        tf.Variable(tf.zeros(3)),
+        tf.Variable(tf.zeros((width, width))),
+        tf.Variable([0.0]),
+    ]
+
+    with pytest.raises(kr.MismatchError, match="ranks disagree on number of tensors"):
+        reduce_gradients([tf.ones_like(v) for v in variables], variables, scope="other groups")
+
+
 def test_agree_is_true_only_where_all_ranks_are() -> None:
     assert bool(agree(tf.constant(True), scope="yes"))
     assert not bool(agree(tf.constant(kr.rank() != kr.size() - 1), scope="no"))
@@ -119,10 +166,11 @@ def _ancestors(op: tf.Operation) -> set[tf.Operation]:
 def test_reductions_in_fit_wait_neither_for_each_other_nor_for_backprop(
     steps_per_execution: int, is_scaled: bool
 ) -> None:
-    inputs = keras.Input((4,))
+    width = 160  # large enough for a request of its own
+    inputs = keras.Input((width,))
     hidden = inputs
     for _ in range(4):
-        hidden = keras.layers.Dense(4, activation="tanh", use_bias=False)(hidden)
+        hidden = keras.layers.Dense(width, activation="tanh", use_bias=False)(hidden)
     model = Spy(inputs, hidden)
     model.graphs = []
     optimizer = keras.optimizers.Adam()
@@ -133,7 +181,7 @@ def test_reductions_in_fit_wait_neither_for_each_other_nor_for_backprop(
         "mse",
         steps_per_execution=steps_per_execution,
     )
-    model.fit(np.ones((8, 4)), np.ones((8, 4)), batch_size=2, verbose=0)
+    model.fit(np.ones((8, width)), np.ones((8, width)), batch_size=2, verbose=0)
 
     ops = model.graphs[-1].get_operations()
     reductions = [op for op in ops if op.type == "KerasRingAllreduce"]

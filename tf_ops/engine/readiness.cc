@@ -245,7 +245,7 @@ Status Readiness::Disagreement(const Waiting& waiting) const {
   std::string text;
   std::string what;
   for (std::size_t i = 1; i < camps.size(); ++i) {
-    const Difference difference = Differ(first, *camps[i]->signature);
+    const Difference difference = Differ(first, *camps[i]->signature, waiting.name);
     if (i == 1) {
       what = difference.what;
       text = Who(RanksOf(*camps.front())) + difference.first;

@@ -6,6 +6,9 @@
 namespace keras_ring {
 namespace {
 
+// keras_ring/collectives/naming.py writes it.
+constexpr char kBetweenLabels = '\n';
+
 std::string OpText(const Signature& signature) {
   return signature.is_mean ? "mean" : ReduceOpName(signature.op);
 }
@@ -47,13 +50,15 @@ std::int64_t BytesOf(const Signature& signature) {
   return bytes;
 }
 
-Difference Differ(const Signature& a, const Signature& b) {
+Difference Differ(const Signature& a, const Signature& b, const std::string& name) {
   if (a.kind != b.kind) return {"collective", KindName(a.kind), KindName(b.kind)};
   if (a.dtypes.size() != b.dtypes.size()) {
     return {"number of tensors", std::to_string(a.dtypes.size()), std::to_string(b.dtypes.size())};
   }
-  const auto where = [&a](const char* what, std::size_t i) {
-    return a.dtypes.size() == 1 ? what : what + (" of tensor " + std::to_string(i));
+  const auto where = [&](const char* what, std::size_t i) {
+    if (a.dtypes.size() == 1) return std::string(what);
+    const std::string label = LabelOf(name, i);
+    return what + (label.empty() ? " of tensor " + std::to_string(i) : " of '" + label + "'");
   };
   for (std::size_t i = 0; i < a.dtypes.size(); ++i) {
     if (a.dtypes[i] != b.dtypes[i]) {
@@ -75,7 +80,21 @@ std::string KeyOf(const std::string& name) { return name.substr(0, name.find('#'
 
 std::string LabelOf(const std::string& name) {
   const std::size_t hash = name.find('#');
-  return hash == std::string::npos ? name : name.substr(hash + 1);
+  const std::string labels = hash == std::string::npos ? name : name.substr(hash + 1);
+  const auto others = std::count(labels.begin(), labels.end(), kBetweenLabels);
+  if (others == 0) return labels;
+  return labels.substr(0, labels.find(kBetweenLabels)) + " and " + std::to_string(others) + " more";
+}
+
+std::string LabelOf(const std::string& name, std::size_t tensor) {
+  std::size_t begin = name.find('#');
+  if (begin == std::string::npos || name.find(kBetweenLabels, begin) == std::string::npos)
+    return "";
+  for (++begin; tensor > 0; --tensor) {
+    begin = name.find(kBetweenLabels, begin);
+    if (begin++ == std::string::npos) return "";
+  }
+  return name.substr(begin, name.find(kBetweenLabels, begin) - begin);
 }
 
 }  // namespace keras_ring

@@ -36,18 +36,20 @@ struct Signature {
 // Bytes of all tensors; those of an allgather, whose rows are open, count as none.
 std::int64_t BytesOf(const Signature& signature);
 
-// Says in which respect two signatures differ, and each one's value: {"shape", "(2,)", "(3,)"}.
+// Says in which respect two signatures differ, and each one's value: {"shape", "(2,)", "(3,)"}. The
+// labels in `name` tell the tensors of a group apart.
 struct Difference {
   std::string what;
   std::string first;
   std::string second;
 };
-Difference Differ(const Signature& a, const Signature& b);
+Difference Differ(const Signature& a, const Signature& b, const std::string& name = "");
 
 // The tensors live until `done` has been called. When the generation fails while the network may
 // still write to them, the engine holds on to the request, and so to `keep_alive`.
 struct Request {
-  // Matched between ranks up to the first '#'; the rest is a label for messages.
+  // Matched between ranks up to the first '#'; the rest is for messages: a label, or one for each
+  // tensor with line ends between.
   std::string name;
   Signature signature;
   std::vector<const void*> inputs;
@@ -70,6 +72,9 @@ struct Request {
 // The part of a name that ranks match by, and the part that a person wants to read.
 std::string KeyOf(const std::string& name);
 std::string LabelOf(const std::string& name);
+
+// The label of one tensor of a group; empty when the group has but one label.
+std::string LabelOf(const std::string& name, std::size_t tensor);
 
 }  // namespace keras_ring
 
