@@ -16,6 +16,9 @@ if TYPE_CHECKING:
         allreduce as allreduce,
     )
     from keras_ring.collectives import (
+        alltoall as alltoall,
+    )
+    from keras_ring.collectives import (
         barrier as barrier,
     )
     from keras_ring.collectives import (
@@ -29,6 +32,12 @@ if TYPE_CHECKING:
     )
     from keras_ring.collectives import (
         grouped_broadcast as grouped_broadcast,
+    )
+    from keras_ring.collectives import (
+        grouped_reducescatter as grouped_reducescatter,
+    )
+    from keras_ring.collectives import (
+        reducescatter as reducescatter,
     )
     from keras_ring.errors import (
         ConfigError as ConfigError,
@@ -94,11 +103,14 @@ _MODULE_OF = {
         (
             "allgather",
             "allreduce",
+            "alltoall",
             "barrier",
             "broadcast",
             "grouped_allgather",
             "grouped_allreduce",
             "grouped_broadcast",
+            "grouped_reducescatter",
+            "reducescatter",
         ),
         "collectives",
     ),

@@ -62,7 +62,9 @@ _CLASS_OF_TF: dict[str, type[KerasRingError]] = {
 }
 
 # Our messages begin with the collective and the quoted tensor, wherever TensorFlow puts them.
-_OURS = re.compile(r"(?:allreduce|allgather|broadcast|barrier) '[^']*'.*", re.DOTALL)
+_OURS = re.compile(
+    r"(?:allreduce|reducescatter|allgather|alltoall|broadcast|barrier) '[^']*'.*", re.DOTALL
+)
 _TF_SUFFIX = re.compile(r"\s*\[(?:Op:|\[\{\{node).*", re.DOTALL)
 
 _BUG_REPORT = " This is a bug in keras_ring; report it with the output of all ranks."

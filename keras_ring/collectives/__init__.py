@@ -7,20 +7,32 @@ given by keyword.
 from keras_ring.collectives import derivatives as derivatives  # registers them
 from keras_ring.collectives.movements import (
     allgather,
+    alltoall,
     barrier,
     broadcast,
     grouped_allgather,
     grouped_broadcast,
 )
-from keras_ring.collectives.reductions import Op, allreduce, grouped_allreduce
+from keras_ring.collectives.reductions import (
+    Op,
+    ScatterOp,
+    allreduce,
+    grouped_allreduce,
+    grouped_reducescatter,
+    reducescatter,
+)
 
 __all__ = [
     "Op",
+    "ScatterOp",
     "allgather",
     "allreduce",
+    "alltoall",
     "barrier",
     "broadcast",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_broadcast",
+    "grouped_reducescatter",
+    "reducescatter",
 ]

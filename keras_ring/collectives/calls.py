@@ -12,7 +12,14 @@ from keras_ring.errors import ConfigError, from_tf
 Tensor: TypeAlias = Any
 
 _OP_TYPES = frozenset(
-    ("KerasRingAllreduce", "KerasRingAllgather", "KerasRingBroadcast", "KerasRingBarrier")
+    (
+        "KerasRingAllreduce",
+        "KerasRingReducescatter",
+        "KerasRingAllgather",
+        "KerasRingAlltoall",
+        "KerasRingBroadcast",
+        "KerasRingBarrier",
+    )
 )
 # Stateful ops are chained one after the other by `tf.function`, each waiting for the one before,
 # which would keep communication from running beside the backward pass. Ours must run, but in any
@@ -44,3 +51,21 @@ def run(kernel: Any, /, **arguments: Any) -> Any:
         return kernel(**arguments)
     except tf.errors.OpError as error:
         raise from_tf(error) from None
+
+
+def check_one_dtype(values: Sequence[Tensor], kind: str, name: str) -> None:
+    """Refuse a group of several dtypes."""
+    if any(value.dtype != values[0].dtype for value in values):
+        raise ConfigError(
+            f"{kind} {label_of(name)!r}: the tensors of a group share one dtype, but these are "
+            f"{[value.dtype.name for value in values]}; make one group for each."
+        )
+
+
+def check_rows(values: Sequence[Tensor], kind: str, name: str) -> None:
+    """Refuse scalars, which have no rows."""
+    if any(value.shape.rank == 0 for value in values):
+        raise ConfigError(
+            f"{kind} {label_of(name)!r} takes tensors with at least one dimension, but got "
+            "a scalar; reshape it to (1,)."
+        )

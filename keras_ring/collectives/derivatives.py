@@ -4,13 +4,15 @@ The derivative is that of the sum of all ranks' losses with respect to this rank
 agrees with what one process would compute that held all inputs.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_ring import runtime
 from keras_ring.collectives.calls import Tensor
-from keras_ring.collectives.movements import allgather, grouped_allgather
+from keras_ring.collectives.movements import allgather, alltoall, grouped_allgather
 from keras_ring.collectives.reductions import allreduce, grouped_allreduce
 
 
@@ -23,6 +25,10 @@ def _gradient_name(op: Any, what: str = "gradient") -> str:
     return f"{key}/{what}#{what} of {label or key}"
 
 
+def _factors(op: Any) -> dict[str, float]:
+    return {name: float(_attr(op, name)) for name in ("prescale_factor", "postscale_factor")}
+
+
 @tf.RegisterGradient("KerasRingAllreduce")  # type: ignore[untyped-decorator]
 def _allreduce_gradient(op: Any, *upstream: Tensor) -> list[Tensor]:
     kind = _attr(op, "op")
@@ -31,23 +37,91 @@ def _allreduce_gradient(op: Any, *upstream: Tensor) -> list[Tensor]:
             upstream,
             "mean" if kind == "mean" else "sum",
             name=_gradient_name(op),
-            prescale_factor=float(_attr(op, "prescale_factor")),
-            postscale_factor=float(_attr(op, "postscale_factor")),
+            **_factors(op),
         )
     total = grouped_allreduce(upstream, "sum", name=_gradient_name(op))
+    if kind == "adasum":
+        return _adasum_gradient(op, total)
+    return _selection_gradient(op, kind, total, op.outputs)
+
+
+@tf.RegisterGradient("KerasRingReducescatter")  # type: ignore[untyped-decorator]
+def _reducescatter_gradient(op: Any, *upstream: Tensor) -> list[Tensor]:
+    kind = _attr(op, "op")
+    total = grouped_allgather(upstream, name=_gradient_name(op))
+    if kind in ("mean", "sum"):
+        factor = float(np.prod([*_factors(op).values()]))
+        if kind == "mean":
+            factor /= runtime.size()
+        return [t * tf.cast(factor, t.dtype) for t in total]
+    outputs = grouped_allgather(op.outputs, name=_gradient_name(op, "results"))
+    return _selection_gradient(op, kind, total, outputs)
+
+
+def _selection_gradient(
+    op: Any, kind: str, total: Sequence[Tensor], outputs: Sequence[Tensor]
+) -> list[Tensor]:
+    """Of min, max and product, given the sum of the upstream gradients of the whole result."""
     if kind == "product":
-        rows = grouped_allgather(
-            [tf.expand_dims(x, 0) for x in op.inputs], name=_gradient_name(op, "factors")
-        )
+        rows = _inputs_of_all_ranks(op)
         own = runtime.rank()
         others = [tf.concat([row[:own], row[own + 1 :]], axis=0) for row in rows]
         return [
             t * tf.math.conj(tf.reduce_prod(o, axis=0)) for t, o in zip(total, others, strict=True)
         ]
     # The ranks that hold the extreme value share its gradient.
-    holds = [tf.cast(x == y, x.dtype) for x, y in zip(op.inputs, op.outputs, strict=True)]
+    holds = [tf.cast(x == y, x.dtype) for x, y in zip(op.inputs, outputs, strict=True)]
     count = grouped_allreduce(holds, "sum", name=_gradient_name(op, "ties"))
     return [t * h / c for t, h, c in zip(total, holds, count, strict=True)]
+
+
+def _inputs_of_all_ranks(op: Any) -> list[Tensor]:
+    return grouped_allgather(
+        [tf.expand_dims(x, 0) for x in op.inputs], name=_gradient_name(op, "inputs")
+    )
+
+
+def _adasum_gradient(op: Any, total: Sequence[Tensor]) -> list[Tensor]:
+    """Every rank differentiates the whole tree, of which it needs its own branch."""
+    before, after = _factors(op).values()
+    gradients = []
+    for rows, upstream in zip(_inputs_of_all_ranks(op), total, strict=True):
+        wide = tf.complex128 if upstream.dtype.is_complex else tf.float64
+        inputs = [tf.cast(row, wide) for row in tf.unstack(rows, num=runtime.size())]
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            result = after * _adasum([before * x for x in inputs])
+        gradient = tape.gradient(
+            result, inputs[runtime.rank()], output_gradients=tf.cast(upstream, wide)
+        )
+        gradients.append(tf.cast(gradient, upstream.dtype))
+    return gradients
+
+
+def _adasum(tensors: Sequence[Tensor]) -> Tensor:
+    """What tf_ops/collectives/adasum.h says, of the tensors of all ranks."""
+
+    def squared(a: Tensor) -> Tensor:
+        return tf.reduce_sum(tf.math.real(a * tf.math.conj(a)))
+
+    def weight(dot: Tensor, square: Tensor) -> Tensor:
+        is_zero = square == 0
+        one = tf.ones_like(dot)
+        return tf.where(is_zero, one, one - dot / tf.where(is_zero, one, square) / 2)
+
+    def pair(a: Tensor, b: Tensor) -> Tensor:
+        dot = tf.reduce_sum(tf.math.real(a * tf.math.conj(b)))
+        return (
+            tf.cast(weight(dot, squared(a)), a.dtype) * a
+            + tf.cast(weight(dot, squared(b)), b.dtype) * b
+        )
+
+    trees = 2 ** (len(tensors).bit_length() - 1)
+    pairs = len(tensors) - trees
+    level = [pair(*tensors[2 * i : 2 * i + 2]) for i in range(pairs)] + list(tensors[2 * pairs :])
+    while len(level) > 1:
+        level = [pair(a, b) for a, b in zip(level[::2], level[1::2], strict=True)]
+    return level[0]
 
 
 @tf.RegisterGradient("KerasRingAllgather")  # type: ignore[untyped-decorator]
@@ -57,6 +131,13 @@ def _allgather_gradient(op: Any, *upstream: Tensor) -> list[Tensor]:
     all_rows = allgather(tf.expand_dims(own_rows, 0), name=_gradient_name(op, "rows"))
     first = tf.reduce_sum(all_rows[: runtime.rank()], axis=0)
     return [t[first[i] : first[i] + own_rows[i]] for i, t in enumerate(total)]
+
+
+@tf.RegisterGradient("KerasRingAlltoall")  # type: ignore[untyped-decorator]
+def _alltoall_gradient(op: Any, upstream: Tensor, _: Tensor) -> list[Tensor | None]:
+    """What came from a rank goes back to it."""
+    gradient, _ = alltoall(upstream, op.outputs[1], name=_gradient_name(op))
+    return [gradient, None]
 
 
 @tf.RegisterGradient("KerasRingBroadcast")  # type: ignore[untyped-decorator]

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from numbers import Integral
 
+import tensorflow as tf
+
 from keras_ring import native, runtime
-from keras_ring.collectives.calls import Tensor, as_tensors, run
+from keras_ring.collectives.calls import Tensor, as_tensors, check_one_dtype, check_rows, run
 from keras_ring.collectives.naming import call_name, label_of
 from keras_ring.errors import ConfigError
 
@@ -59,17 +61,8 @@ def grouped_allgather(tensors: Sequence[Tensor], *, name: str | None = None) -> 
     values = as_tensors(tensors, "allgather", name)
     if not values:
         return []
-    for value in values:
-        if value.shape.rank == 0:
-            raise ConfigError(
-                f"allgather {label_of(name)!r} takes tensors with at least one dimension, but got "
-                "a scalar; reshape it to (1,)."
-            )
-        if value.dtype != values[0].dtype:
-            raise ConfigError(
-                f"allgather {label_of(name)!r}: the tensors of a group share one dtype, but these "
-                f"are {[other.dtype.name for other in values]}; make one group for each."
-            )
+    check_rows(values, "allgather", name)
+    check_one_dtype(values, "allgather", name)
     return list(run(native.ops().keras_ring_allgather, x=values, tensor_name=name))
 
 
@@ -139,6 +132,56 @@ def grouped_broadcast(
             root_rank=str(int(root_rank)),
         )
     )
+
+
+def alltoall(
+    tensor: Tensor, splits: Tensor | None = None, *, name: str | None = None
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Cut a tensor into one piece for each rank, and concatenate what the ranks have for this one.
+
+    Args:
+        tensor: `(rows, …)`, any numeric dtype or bool. `rows` may differ between ranks and may be
+            zero; the other dimensions and the dtype may not.
+        splits: `(size,)`, int32 or int64: how many rows go to each rank, zero included; together
+            all rows. Given on all ranks or on none. Defaults to as many rows for each rank.
+        name: See `allreduce`.
+
+    Returns:
+        `(received_rows, …)`, the rows from rank 0 first. With `splits`, a tuple of that and
+        `(size,)`, of the dtype of `splits`: how many rows each rank has sent.
+
+    Raises:
+        ConfigError: On every rank, when one rank's `splits` do not fit its tensor, or without
+            `splits` its rows cannot be shared equally.
+        KerasRingError: As `allreduce`.
+
+    Collective: every rank calls it, in any order, under the same `name`.
+    Cost: P-1 steps; what goes to the others is sent once. The row counts travel before.
+    Thread: any.
+    Source: Bruck et al., IEEE TPDS 1997 (the direct algorithm).
+
+    Example:
+        >>> rows, received = kr.alltoall([[1, 2], [3, 4]], splits=[2])
+        >>> rows.numpy(), received.numpy()
+        (array([[1, 2],
+               [3, 4]], dtype=int32), array([2], dtype=int32))
+    """
+    name = call_name(name, "alltoall")
+    (value,) = as_tensors([tensor], "alltoall", name)
+    check_rows([value], "alltoall", name)
+    counts = None if splits is None else tf.convert_to_tensor(splits)
+    if counts is not None and (counts.dtype not in (tf.int32, tf.int64) or counts.shape.rank != 1):
+        raise ConfigError(
+            f"alltoall {label_of(name)!r}: splits are {counts.dtype.name} of shape {counts.shape}; "
+            f"expected int32 or int64 of shape ({runtime.size()},)."
+        )
+    rows, received = run(
+        native.ops().keras_ring_alltoall,
+        x=value,
+        splits=tf.zeros(0, tf.int64) if counts is None else tf.cast(counts, tf.int64),
+        tensor_name=name,
+    )
+    return rows if counts is None else (rows, tf.cast(received, counts.dtype))
 
 
 def barrier(*, name: str | None = None) -> None:

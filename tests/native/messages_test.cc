@@ -14,11 +14,13 @@ Signature SomeSignature() {
   signature.kind = Kind::kAllreduce;
   signature.op = ReduceOp::kMax;
   signature.is_mean = true;
+  signature.is_adasum = true;
   signature.root = 7;
   signature.prescale = 0.1;
   signature.postscale = -3e300;
   signature.dtypes = {DType::kBfloat16, DType::kComplex128};
   signature.shapes = {{}, {-1, 0, std::int64_t{1} << 40}};
+  signature.problem = "splits are wrong";
   return signature;
 }
 

@@ -86,6 +86,34 @@ TEST("the first time a name costs its description, later times one number") {
   }
 }
 
+TEST("a call that is wrong on one rank fails on every rank, and says on which") {
+  const auto with_problem = [](const std::string& problem) {
+    Signature signature = Allreduce({2});
+    signature.problem = problem;
+    return signature;
+  };
+  Agreement ranks(Topology::OneHost(4), Options{});
+  for (const int wrong : {0, 3}) {
+    for (int rank = 0; rank < 4; ++rank) {
+      ranks.Call(rank, "x#label", with_problem(rank == wrong ? "splits do not fit" : ""));
+    }
+    ranks.Settle();
+    for (int rank = 0; rank < 4; ++rank) {
+      CHECK_EQ(ranks[rank].refused.back().status.code, Code::kInvalid);
+      CHECK_EQ(ranks[rank].refused.back().status.message,
+               "allreduce 'label': rank " + std::to_string(wrong) +
+                   " has called it wrongly: its splits do not fit");
+    }
+  }
+  ranks.CallOnAll("x", with_problem("tensor is odd"));
+  ranks.Settle();
+  CHECK_EQ(ranks[2].refused.back().status.message,
+           "allreduce 'x': ranks 0, 1, 2, 3 have called it wrongly: its tensor is odd");
+  ranks.CallOnAll("x", with_problem(""));
+  ranks.Settle();
+  for (int rank = 0; rank < 4; ++rank) CHECK_EQ(ranks[rank].agreed, Keys{"x"});
+}
+
 TEST("any order of calls and messages: the same agreements and refusals on every rank, in order") {
   std::minstd_rand random(1);
   for (const Topology& topology : SomeTopologies()) {

@@ -131,6 +131,50 @@ DISAGREEMENTS: dict[str, tuple[Callable[[], Any], str, str, str]] = {
         "(?, 2)",
         "(?, 3)",
     ),
+    "shape of a reducescatter": (
+        lambda: kr.reducescatter(np.zeros((4, 3 if is_last() else 2)), name="k#dense/kernel"),
+        "shape",
+        "(4, 2)",
+        "(4, 3)",
+    ),
+    "operation of a reducescatter": (
+        lambda: kr.reducescatter(
+            np.zeros(4), "sum" if is_last() else "mean", name="k#dense/kernel"
+        ),
+        "operation",
+        "mean",
+        "sum",
+    ),
+    "sum and adasum": (
+        lambda: kr.allreduce(np.zeros(4), "adasum" if is_last() else "sum", name="k#dense/kernel"),
+        "operation",
+        "sum",
+        "adasum",
+    ),
+    "row shape of an alltoall": (
+        lambda: kr.alltoall(np.zeros((kr.size(), 3 if is_last() else 2)), name="k#dense/kernel"),
+        "shape",
+        "(?, 2)",
+        "(?, 3)",
+    ),
+    "splits or none": (
+        lambda: kr.alltoall(
+            np.zeros(kr.size()),
+            None if is_last() else [1] * kr.size(),
+            name="k#dense/kernel",
+        ),
+        "splits",
+        "some",
+        "none",
+    ),
+    "alltoall and reducescatter": (
+        lambda: (kr.reducescatter if is_last() else kr.alltoall)(
+            np.zeros(kr.size()), name="k#dense/kernel"
+        ),
+        "collective",
+        "alltoall",
+        "reducescatter",
+    ),
     "dtype of an allgather": (
         lambda: kr.allgather(
             tf.zeros((1, 2), tf.int64 if is_last() else tf.int32), name="k#dense/kernel"
@@ -163,6 +207,28 @@ def test_disagreement_is_an_error_on_every_rank_within_a_second(case: str) -> No
         f"rank {kr.size() - 1} has {last}. Build the same model"
     )
     assert expected in str(caught.value)
+    assert_next_collective_works()
+
+
+@needs_others
+@pytest.mark.parametrize("is_graph", [False, True], ids=["eager", "graph"])
+def test_splits_that_do_not_fit_on_one_rank_are_an_error_on_every_rank(is_graph: bool) -> None:
+    """Nobody waits for the rank that cannot send."""
+    splits = [1] * kr.size() if not is_last() else [2] * kr.size()
+
+    def call() -> Any:
+        return kr.alltoall(np.zeros((kr.size(), 2)), splits, name="k#tokens")
+
+    with pytest.raises((kr.ConfigError, tf.errors.InvalidArgumentError)) as caught:
+        (tf.function(call) if is_graph else call)()
+
+    error = kr.errors.from_tf(caught.value) if is_graph else caught.value
+    assert isinstance(error, kr.ConfigError)
+    twos = ", ".join(["2"] * kr.size())
+    assert (
+        f"alltoall 'tokens': rank {kr.size() - 1} has called it wrongly: its splits ({twos}) are "
+        f"not a way to cut its tensor of {kr.size()} rows; expected numbers from 0 on"
+    ) in str(error)
     assert_next_collective_works()
 
 
@@ -274,6 +340,42 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "scaled maximum": (
         lambda: kr.allreduce([1.0], "max", prescale_factor=2.0, name="x#bias"),
         "allreduce 'bias': prescale_factor=2.0 and .* go with op='mean' or 'sum', not 'max'",
+    ),
+    "scalar to reducescatter": (
+        lambda: kr.reducescatter(1.0, name="x#loss"),
+        "reducescatter 'loss' takes tensors with at least one dimension, but got a scalar",
+    ),
+    "scalar to alltoall": (
+        lambda: kr.alltoall(1.0, name="x#loss"),
+        "alltoall 'loss' takes tensors with at least one dimension, but got a scalar",
+    ),
+    "adasum as reducescatter": (
+        lambda: kr.reducescatter([1.0], "adasum", name="x#bias"),
+        r"reducescatter 'bias': op='adasum' is unknown; expected one of \('mean', 'sum', ",
+    ),
+    "adasum of integers": (
+        lambda: kr.allreduce([1], "adasum", name="x#steps"),
+        "allreduce 'steps': op='adasum' has no meaning for dtype int32; use a floating dtype",
+    ),
+    "maximum of complex numbers": (
+        lambda: kr.reducescatter(tf.zeros(2, tf.complex64), "max", name="x#waves"),
+        "reducescatter 'waves': op='max' has no meaning for dtype complex64; use op='sum'",
+    ),
+    "scaled minimum": (
+        lambda: kr.reducescatter([1.0], "min", postscale_factor=2.0, name="x#bias"),
+        "reducescatter 'bias': prescale_factor=1.0 and postscale_factor=2.0 go with op='mean'",
+    ),
+    "splits of another dtype": (
+        lambda: kr.alltoall([1.0], [1.0], name="x#tokens"),
+        r"alltoall 'tokens': splits are float32 of shape \(1,\); expected int32 or int64 of shape",
+    ),
+    "too many splits": (
+        lambda: kr.alltoall([1.0], [1] + [0] * kr.size(), name="x#tokens"),
+        r"splits \(1, 0.*\) are \d numbers; expected one for each of the \d ranks\.",
+    ),
+    "splits of fewer rows": (
+        lambda: kr.alltoall(np.zeros(9), [1] * kr.size(), name="x#tokens"),
+        r"splits \(1,.*\) are not a way to cut its tensor of 9 rows; expected numbers",
     ),
     "sum of bools": (
         lambda: kr.allreduce([True], "sum", name="x#mask"),

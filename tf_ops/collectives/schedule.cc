@@ -23,6 +23,15 @@ std::vector<RingStep> RingAllreduceSteps(int rank, int size) {
   return steps;
 }
 
+std::vector<RingStep> ReducescatterSteps(int rank, int size) {
+  std::vector<RingStep> steps;
+  for (int step = 0; step < size - 1; ++step) {
+    steps.push_back({(rank - step - 1 + size) % size, (rank - step - 2 + 2 * size) % size,
+                     /*reduces=*/true});
+  }
+  return steps;
+}
+
 std::vector<RingStep> RingAllgatherSteps(int rank, int size) {
   std::vector<RingStep> steps;
   for (int step = 0; step < size - 1; ++step) {

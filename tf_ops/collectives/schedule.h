@@ -41,6 +41,9 @@ struct RingStep {
 // The 2(P-1) steps of a ring allreduce for one rank.
 std::vector<RingStep> RingAllreduceSteps(int rank, int size);
 
+// The P-1 steps of a ring reducescatter: rank r ends with the sum of chunk r.
+std::vector<RingStep> ReducescatterSteps(int rank, int size);
+
 // The P-1 steps of a ring allgather: chunk r is what rank r brings.
 std::vector<RingStep> RingAllgatherSteps(int rank, int size);
 

@@ -9,6 +9,7 @@
 #include "collectives/select.h"
 #include "core/log.h"
 #include "engine/buckets.h"
+#include "engine/checks.h"
 #include "engine/execute.h"
 #include "engine/messages.h"
 
@@ -34,10 +35,6 @@ constexpr double kTellOthers_s = 1.0;
 constexpr std::size_t kFailedRuns = 64;
 
 constexpr char kShutDown[] = "keras_ring.shutdown() has been called; call keras_ring.init() first.";
-
-std::string Describe(const Request& request) {
-  return std::string(KindName(request.signature.kind)) + " '" + LabelOf(request.name) + "'";
-}
 
 }  // namespace
 
@@ -73,36 +70,13 @@ double Engine::NowS() const {
   return std::chrono::duration<double>(Pause::Clock::now().time_since_epoch()).count();
 }
 
-Status Engine::RefuseEarly(const Request& request) const {
-  const Signature& signature = request.signature;
-  const std::string who = Describe(request);
-  if (signature.root < 0 || signature.root >= transport_->size()) {
-    return {Code::kInvalid, who + ": root_rank is " + std::to_string(signature.root) +
-                                "; expected a rank from 0 to " +
-                                std::to_string(transport_->size() - 1) + "."};
-  }
-  for (std::size_t i = 0; i < signature.dtypes.size(); ++i) {
-    if (signature.kind == Kind::kAllreduce && !IsReducible(signature.dtypes[i], signature.op)) {
-      return {Code::kInvalid,
-              who + ": op='" + (signature.is_mean ? "mean" : ReduceOpName(signature.op)) +
-                  "' has no meaning for dtype " + DTypeName(signature.dtypes[i]) +
-                  (signature.dtypes[i] == DType::kBool ? "; use op='min' (all) or 'max' (any)."
-                                                       : "; use op='sum', 'mean' or 'product'.")};
-    }
-    if (signature.kind == Kind::kAllgather && signature.shapes[i].empty()) {
-      return {Code::kInvalid, who + " takes tensors with at least one dimension, but tensor " +
-                                  std::to_string(i) + " is a scalar; reshape it to (1,)."};
-    }
-  }
-  return {};
-}
-
 void Engine::Submit(Request request) {
-  const Status status = RefuseEarly(request);
+  Status status = CheckCall(request, transport_->size());
+  if (status.ok()) status = CheckSplits(&request, transport_->size());
   if (!status.ok()) return request.done(status);
-  // How much the others bring to an allgather is not known yet.
+  // How much the others bring is not known yet where rows are open.
   const bool is_small =
-      request.signature.kind != Kind::kAllgather && BytesOf(request.signature) <= kSmallBytes;
+      !HasOpenRows(request.signature.kind) && BytesOf(request.signature) <= kSmallBytes;
   bool has_ended = false;
   {
     const std::lock_guard<std::mutex> lock(mutex_);

@@ -80,7 +80,6 @@ class Engine : private Idle {
   void Fail(const Status& status, bool is_news);
   void FailWaiting(const Status& status);
   Routes MakeRoutes();
-  Status RefuseEarly(const Request& request) const;
   double NowS() const;
 
   // Idle: called between two looks at a transfer.

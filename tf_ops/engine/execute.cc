@@ -1,10 +1,16 @@
 #include "engine/execute.h"
 
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 
+#include "collectives/adasum.h"
 #include "collectives/hierarchical.h"
+#include "collectives/local_parts.h"
+#include "collectives/pairwise.h"
+#include "collectives/reducescatter.h"
 #include "collectives/ring.h"
+#include "collectives/schedule.h"
 #include "collectives/tree.h"
 
 namespace keras_ring {
@@ -17,15 +23,39 @@ std::int64_t StableHash(const std::string& text) {
   return static_cast<std::int64_t>(hash >> 33);
 }
 
-void Allreduce(const Routes& routes, const std::vector<Request*>& requests) {
-  const Signature& signature = requests.front()->signature;
-  if (signature.dtypes.empty()) return;  // a group of no tensors
+Bucket EmptyBucket(const Routes& routes, const Signature& signature) {
   Bucket bucket;
   bucket.dtype = signature.dtypes.front();
   bucket.op = signature.op;
   bucket.before.factor = signature.prescale;
   bucket.after.factor = signature.postscale;
   bucket.after.divisor = signature.is_mean ? routes.world.size() : 1;
+  return bucket;
+}
+
+std::int64_t RowElems(const Shape& shape) {
+  return NumElems(Shape(shape.begin() + 1, shape.end()));
+}
+
+std::int64_t RowBytes(const Signature& signature, std::size_t i) {
+  return RowElems(signature.shapes[i]) * static_cast<std::int64_t>(DTypeBytes(signature.dtypes[i]));
+}
+
+// Room for the result of a tensor.
+void* Allocate(const Request& request, std::size_t i, std::int64_t rows) {
+  void* const output = request.allocate(i, rows);
+  const std::int64_t bytes = rows * RowBytes(request.signature, i);
+  if (output == nullptr && bytes > 0) {
+    throw Error(Code::kInternal,
+                Describe(request) + ": no memory for " + std::to_string(bytes) + " bytes");
+  }
+  return output;
+}
+
+void Allreduce(const Routes& routes, const std::vector<Request*>& requests) {
+  const Signature& signature = requests.front()->signature;
+  if (signature.dtypes.empty()) return;  // a group of no tensors
+  Bucket bucket = EmptyBucket(routes, signature);
   for (const Request* request : requests) {
     const std::int64_t first_chunk = StableHash(KeyOf(request->name));
     for (std::size_t i = 0; i < request->inputs.size(); ++i) {
@@ -34,6 +64,7 @@ void Allreduce(const Routes& routes, const std::vector<Request*>& requests) {
                                             first_chunk + static_cast<std::int64_t>(i)});
     }
   }
+  if (signature.is_adasum) return Adasum(routes.world, bucket);
   switch (routes.allreduce) {
     case Algorithm::kLocal:
       return LocalAllreduce(routes.local, bucket);
@@ -59,11 +90,7 @@ void Allgather(const Routes& routes, Request* request) {
   const std::vector<std::int64_t> equal(size, 8 * static_cast<std::int64_t>(num_tensors));
   Gather(routes, request->rows.data(), equal, rows.data());
   for (std::size_t i = 0; i < num_tensors; ++i) {
-    const Shape& shape = request->signature.shapes[i];
-    const std::int64_t row_bytes =
-        std::accumulate(shape.begin() + 1, shape.end(),
-                        static_cast<std::int64_t>(DTypeBytes(request->signature.dtypes[i])),
-                        [](std::int64_t a, std::int64_t b) { return a * b; });
+    const std::int64_t row_bytes = RowBytes(request->signature, i);
     std::int64_t all_rows = 0;
     std::vector<std::int64_t> block_bytes;
     for (int rank = 0; rank < size; ++rank) {
@@ -71,12 +98,7 @@ void Allgather(const Routes& routes, Request* request) {
       block_bytes.push_back(its_rows * row_bytes);
       all_rows += its_rows;
     }
-    void* output = request->allocate(i, all_rows);
-    if (output == nullptr && all_rows * row_bytes > 0) {
-      throw Error(Code::kInternal, "allgather '" + LabelOf(request->name) + "': no memory for " +
-                                       std::to_string(all_rows * row_bytes) + " bytes");
-    }
-    Gather(routes, request->inputs[i], block_bytes, output);
+    Gather(routes, request->inputs[i], block_bytes, Allocate(*request, i, all_rows));
   }
 }
 
@@ -96,6 +118,62 @@ void Broadcast(const Routes& routes, Request* request) {
   }
 }
 
+// The network may still read and write the counts when it fails, so they are the request's.
+void Alltoall(const Routes& routes, Request* request) {
+  const int size = routes.world.size();
+  const int own = routes.world.rank();
+  const bool is_local = routes.is_one_host && HasRoomForParts(*routes.local.arena);
+  const auto* const splits = static_cast<const std::int64_t*>(request->inputs[1]);
+  const bool is_even = request->signature.shapes[1][0] == 0;
+  std::vector<std::int64_t>& sent = request->rows;
+  sent.resize(size, 0);
+  const std::int64_t even = sent[0] / size;
+  for (int rank = 0; rank < size; ++rank) sent[rank] = is_even ? even : splits[rank];
+  std::vector<std::int64_t>& counts = request->all_rows;
+  std::vector<std::int64_t> received(size);
+  std::int64_t largest = 0;
+  if (is_local) {
+    // All ranks have to know the largest block of any: it says in how many windows they meet.
+    counts.resize(size * size);
+    const std::vector<std::int64_t> equal(size, 8 * static_cast<std::int64_t>(size));
+    LocalAllgather(routes.local, sent.data(), equal, counts.data());
+    for (int from = 0; from < size; ++from) {
+      received[from] = counts[from * size + own];
+      for (int to = 0; to < size; ++to) {
+        if (to != from) largest = std::max(largest, counts[from * size + to]);
+      }
+    }
+  } else {
+    counts.resize(size);
+    const std::vector<std::int64_t> equal(size, 8);
+    PairwiseAlltoall(routes.world, {sent.data(), equal, counts.data(), equal});
+    received = counts;
+  }
+  const std::int64_t row_bytes = RowBytes(request->signature, 0);
+  const std::int64_t rows = std::accumulate(received.begin(), received.end(), std::int64_t{0});
+  Blocks blocks{request->inputs[0], sent, Allocate(*request, 0, rows), received};
+  for (std::int64_t& bytes : blocks.send_bytes) bytes *= row_bytes;
+  for (std::int64_t& bytes : blocks.recv_bytes) bytes *= row_bytes;
+  std::memcpy(Allocate(*request, 1, size), received.data(), 8 * received.size());
+  if (is_local) return LocalAlltoall(routes.local, blocks, largest * row_bytes);
+  PairwiseAlltoall(routes.world, blocks);
+}
+
+void Reducescatter(const Routes& routes, const Request& request) {
+  const int size = routes.world.size();
+  const int own = routes.world.rank();
+  Bucket bucket = EmptyBucket(routes, request.signature);
+  for (std::size_t i = 0; i < request.inputs.size(); ++i) {
+    const Shape& shape = request.signature.shapes[i];
+    void* const output = Allocate(request, i, PartOf(shape[0], size, own).elems());
+    AddRows(request.inputs[i], shape[0], RowElems(shape), own, size, output, &bucket);
+  }
+  if (routes.is_one_host && HasRoomForParts(*routes.local.arena)) {
+    return LocalReducescatter(routes.local, bucket);
+  }
+  RingReducescatter(routes.world, bucket);
+}
+
 }  // namespace
 
 void Execute(const Routes& routes, const std::vector<Request*>& bucket) {
@@ -106,6 +184,10 @@ void Execute(const Routes& routes, const std::vector<Request*>& bucket) {
       return Allgather(routes, bucket.front());
     case Kind::kBroadcast:
       return Broadcast(routes, bucket.front());
+    case Kind::kAlltoall:
+      return Alltoall(routes, bucket.front());
+    case Kind::kReducescatter:
+      return Reducescatter(routes, *bucket.front());
     case Kind::kBarrier:
       return;  // that all ranks have agreed on it is all there is to it
   }

@@ -93,11 +93,13 @@ void Put(Writer* writer, const Signature& signature) {
   writer->Put(signature.kind);
   writer->Put(signature.op);
   writer->Put(signature.is_mean);
+  writer->Put(signature.is_adasum);
   writer->Put(signature.root);
   writer->Put(signature.prescale);
   writer->Put(signature.postscale);
   writer->Put(signature.dtypes);
   writer->PutList(signature.shapes, [writer](const Shape& shape) { writer->Put(shape); });
+  writer->Put(signature.problem);
 }
 
 Signature GetSignature(Reader* reader) {
@@ -105,11 +107,13 @@ Signature GetSignature(Reader* reader) {
   signature.kind = reader->Get<Kind>();
   signature.op = reader->Get<ReduceOp>();
   signature.is_mean = reader->Get<bool>();
+  signature.is_adasum = reader->Get<bool>();
   signature.root = reader->Get<std::int32_t>();
   signature.prescale = reader->Get<double>();
   signature.postscale = reader->Get<double>();
   signature.dtypes = reader->GetList<DType>();
   signature.shapes = reader->GetList<Shape>([reader] { return reader->GetList<std::int64_t>(); });
+  signature.problem = reader->Get<std::string>();
   return signature;
 }
 

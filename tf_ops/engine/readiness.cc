@@ -174,7 +174,7 @@ std::optional<Publication> Readiness::TakePublication(bool may_agree, double now
   std::vector<std::string> later;
   for (const std::string& key : complete_) {
     const Waiting& waiting = waiting_[key];
-    if (waiting.groups.size() > 1) {
+    if (waiting.groups.size() > 1 || !waiting.groups.front().signature->problem.empty()) {
       publication.refused.push_back(Refused{key, Disagreement(waiting)});
     } else if (!may_agree || has_departures_) {
       later.push_back(key);
@@ -242,6 +242,14 @@ Status Readiness::Disagreement(const Waiting& waiting) const {
     return RanksOf(*a).front() < RanksOf(*b).front();
   });
   const Signature& first = *camps.front()->signature;
+  std::string problems;
+  for (const Group* const camp : camps) {
+    if (camp->signature->problem.empty()) continue;
+    problems += std::string(problems.empty() ? "" : "; ") + Who(RanksOf(*camp)) +
+                "called it wrongly: its " + camp->signature->problem;
+  }
+  const std::string who = std::string(KindName(first.kind)) + " '" + LabelOf(waiting.name) + "': ";
+  if (!problems.empty()) return Status{Code::kInvalid, who + problems};
   std::string text;
   std::string what;
   for (std::size_t i = 1; i < camps.size(); ++i) {
@@ -254,8 +262,7 @@ Status Readiness::Disagreement(const Waiting& waiting) const {
             (difference.what == what ? "" : difference.what + " ") + difference.second;
   }
   return Status{Code::kMismatch,
-                std::string(KindName(first.kind)) + " '" + LabelOf(waiting.name) +
-                    "': ranks disagree on " + what + ": " + text +
+                who + "ranks disagree on " + what + ": " + text +
                     ". Build the same model and make the same calls on every rank."};
 }
 

@@ -10,6 +10,7 @@ namespace {
 constexpr char kBetweenLabels = '\n';
 
 std::string OpText(const Signature& signature) {
+  if (signature.is_adasum) return "adasum";
   return signature.is_mean ? "mean" : ReduceOpName(signature.op);
 }
 
@@ -31,14 +32,23 @@ const char* KindName(Kind kind) {
       return "broadcast";
     case Kind::kBarrier:
       return "barrier";
+    case Kind::kAlltoall:
+      return "alltoall";
+    case Kind::kReducescatter:
+      return "reducescatter";
   }
   return "unknown";
 }
 
+bool HasOwnOutputs(Kind kind) { return HasOpenRows(kind) || kind == Kind::kReducescatter; }
+
+bool HasOpenRows(Kind kind) { return kind == Kind::kAllgather || kind == Kind::kAlltoall; }
+
 bool Signature::operator==(const Signature& other) const {
-  return kind == other.kind && op == other.op && is_mean == other.is_mean && root == other.root &&
-         prescale == other.prescale && postscale == other.postscale && dtypes == other.dtypes &&
-         shapes == other.shapes;
+  return kind == other.kind && op == other.op && is_mean == other.is_mean &&
+         is_adasum == other.is_adasum && root == other.root && prescale == other.prescale &&
+         postscale == other.postscale && dtypes == other.dtypes && shapes == other.shapes &&
+         problem == other.problem;
 }
 
 std::int64_t BytesOf(const Signature& signature) {
@@ -55,8 +65,14 @@ Difference Differ(const Signature& a, const Signature& b, const std::string& nam
   if (a.dtypes.size() != b.dtypes.size()) {
     return {"number of tensors", std::to_string(a.dtypes.size()), std::to_string(b.dtypes.size())};
   }
+  if (a.kind == Kind::kAlltoall && a.shapes.back() != b.shapes.back()) {
+    const auto text = [](const Signature& of) {
+      return of.shapes.back()[0] == 0 ? "none" : "some";
+    };
+    return {"splits", text(a), text(b)};
+  }
   const auto where = [&](const char* what, std::size_t i) {
-    if (a.dtypes.size() == 1) return std::string(what);
+    if (a.dtypes.size() == 1 || a.kind == Kind::kAlltoall) return std::string(what);
     const std::string label = LabelOf(name, i);
     return what + (label.empty() ? " of tensor " + std::to_string(i) : " of '" + label + "'");
   };
@@ -68,12 +84,16 @@ Difference Differ(const Signature& a, const Signature& b, const std::string& nam
       return {where("shape", i), ToString(a.shapes[i]), ToString(b.shapes[i])};
     }
   }
-  if (a.op != b.op || a.is_mean != b.is_mean) return {"operation", OpText(a), OpText(b)};
+  if (OpText(a) != std::string(OpText(b))) return {"operation", OpText(a), OpText(b)};
   if (a.root != b.root) return {"root rank", std::to_string(a.root), std::to_string(b.root)};
   if (a.prescale != b.prescale) {
     return {"prescale_factor", NumberText(a.prescale), NumberText(b.prescale)};
   }
   return {"postscale_factor", NumberText(a.postscale), NumberText(b.postscale)};
+}
+
+std::string Describe(const Request& request) {
+  return std::string(KindName(request.signature.kind)) + " '" + LabelOf(request.name) + "'";
 }
 
 std::string KeyOf(const std::string& name) { return name.substr(0, name.find('#')); }

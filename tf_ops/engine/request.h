@@ -15,25 +15,41 @@
 
 namespace keras_ring {
 
-enum class Kind : std::uint8_t { kAllreduce, kAllgather, kBroadcast, kBarrier };
+enum class Kind : std::uint8_t {
+  kAllreduce,
+  kAllgather,
+  kBroadcast,
+  kBarrier,
+  kAlltoall,
+  kReducescatter
+};
 
 const char* KindName(Kind kind);
+
+// Whether the results are not shaped like the inputs, so that room for them is made while it runs.
+bool HasOwnOutputs(Kind kind);
+// Whether the ranks may bring tensors of different first dimensions.
+bool HasOpenRows(Kind kind);
 
 // Everything that must be the same on all ranks.
 struct Signature {
   Kind kind = Kind::kBarrier;
   ReduceOp op = ReduceOp::kSum;
   bool is_mean = false;
+  bool is_adasum = false;
   std::int32_t root = 0;
   double prescale = 1.0;
   double postscale = 1.0;
   std::vector<DType> dtypes;  // of each tensor
   std::vector<Shape> shapes;  // of each tensor; -1 where ranks may differ
+  // What is wrong with this rank's call alone, as a sentence that goes on after "its ". It fails
+  // the request on every rank, so that none waits for this one.
+  std::string problem;
 
   bool operator==(const Signature& other) const;
 };
 
-// Bytes of all tensors; those of an allgather, whose rows are open, count as none.
+// Bytes of all tensors; those whose rows are open count as none.
 std::int64_t BytesOf(const Signature& signature);
 
 // Says in which respect two signatures differ, and each one's value: {"shape", "(2,)", "(3,)"}. The
@@ -45,6 +61,9 @@ struct Difference {
 };
 Difference Differ(const Signature& a, const Signature& b, const std::string& name = "");
 
+// The tensors of an alltoall are the data and this rank's splits, int64: none, or one for each
+// rank.
+//
 // The tensors live until `done` has been called. When the generation fails while the network may
 // still write to them, the engine holds on to the request, and so to `keep_alive`.
 struct Request {
@@ -54,7 +73,8 @@ struct Request {
   Signature signature;
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
-  // Allgather only: makes room for `rows` rows of tensor `index`; null on failure.
+  // Where outputs are not of the inputs' shapes (see HasOwnOutputs): makes room for `rows` rows of
+  // tensor `index`; null on failure.
   std::function<void*(std::size_t index, std::int64_t rows)> allocate;
   // Called exactly once, from the engine's thread or from Submit.
   std::function<void(const Status&)> done;
@@ -62,12 +82,16 @@ struct Request {
   // The run of a graph that this request belongs to; 0: none. When one request of a run fails the
   // others of the same run are given up, for their graph will not go on.
   std::int64_t run = 0;
-  // Allgather only: this rank's first dimensions, and then everybody's, rank by rank.
+  // Where they are open (see HasOpenRows): this rank's first dimensions. Allgather: then
+  // everybody's, rank by rank. Alltoall: then what goes to and comes from each rank.
   std::vector<std::int64_t> rows;
   std::vector<std::int64_t> all_rows;
   // When the engine took it, by its own clock.
   double since_s = 0;
 };
+
+// "allreduce 'dense/kernel'", as messages begin.
+std::string Describe(const Request& request);
 
 // The part of a name that ranks match by, and the part that a person wants to read.
 std::string KeyOf(const std::string& name);

@@ -126,15 +126,18 @@ void Compute(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCall
     request.name = NameInLoop(node.name, Tf().GetIterId(context));
     request.run = Tf().GetStepId(context);
     request.signature = node.signature;
-    const bool is_allgather = node.signature.kind == Kind::kAllgather;
+    const Kind kind = node.signature.kind;
     for (int i = 0; i < Tf().NumInputs(context); ++i) {
-      call->Take(i, /*makes_output=*/!is_allgather, &request);
+      call->Take(i, /*makes_output=*/!HasOwnOutputs(kind), &request);
     }
-    if (is_allgather) {
+    if (HasOpenRows(kind)) {
       for (Shape& shape : request.signature.shapes) {
         if (shape.empty()) continue;  // refused by the engine
         request.rows.push_back(std::exchange(shape[0], -1));
+        if (kind == Kind::kAlltoall) break;  // the splits are not opened
       }
+    }
+    if (HasOwnOutputs(kind)) {
       request.allocate = [call, signature = request.signature](std::size_t i, std::int64_t rows) {
         return call->Allocate(i, rows, signature);
       };
@@ -162,6 +165,7 @@ std::string StringAttr(TF_OpKernelConstruction* construction, const char* name) 
 
 void SetOp(const std::string& op, Signature* signature) {
   signature->is_mean = op == "mean";
+  signature->is_adasum = op == "adasum";
   for (const ReduceOp candidate :
        {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
     if (op == ReduceOpName(candidate)) signature->op = candidate;
@@ -174,7 +178,7 @@ void* Create(TF_OpKernelConstruction* construction) {
   try {
     node->name = StringAttr(construction, "tensor_name");
     node->signature.kind = kind;
-    if constexpr (kind == Kind::kAllreduce) {
+    if constexpr (kind == Kind::kAllreduce || kind == Kind::kReducescatter) {
       SetOp(StringAttr(construction, "op"), &node->signature);
       const auto factor = [construction](const char* name) {
         return std::strtod(StringAttr(construction, name).c_str(), nullptr);
@@ -204,6 +208,10 @@ std::string Register(const char* op) {
       // Rings run on the host: TensorFlow copies to and fro.
       Tf().KernelBuilder_HostMemory(builder, "x");
       Tf().KernelBuilder_HostMemory(builder, "y");
+      if (kind == Kind::kAlltoall) {
+        Tf().KernelBuilder_HostMemory(builder, "splits");
+        Tf().KernelBuilder_HostMemory(builder, "received_splits");
+      }
     }
     TfStatus status;
     Tf().RegisterKernelBuilder((std::string(op) + device).c_str(), builder, status.get());
@@ -217,7 +225,8 @@ std::string Register(const char* op) {
 std::string RegisterKernels() {
   for (const std::string& message :
        {Register<Kind::kAllreduce>(kAllreduceOp), Register<Kind::kAllgather>(kAllgatherOp),
-        Register<Kind::kBroadcast>(kBroadcastOp), Register<Kind::kBarrier>(kBarrierOp)}) {
+        Register<Kind::kBroadcast>(kBroadcastOp), Register<Kind::kBarrier>(kBarrierOp),
+        Register<Kind::kAlltoall>(kAlltoallOp), Register<Kind::kReducescatter>(kReducescatterOp)}) {
     if (!message.empty()) return message;
   }
   return "";

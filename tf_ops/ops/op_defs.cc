@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "engine/request.h"
 #include "ops/tf_api.h"
 
 namespace keras_ring {
@@ -22,7 +23,9 @@ void OutputsLikeInputs(TF_ShapeInferenceContext* context, TF_Status* status) {
   tf.DeleteShapeHandle(shape);
 }
 
-// (n, …) becomes (None, …); a tensor of unknown rank stays one.
+// (n, …) becomes (None, …); a tensor of unknown rank stays one. The splits of an alltoall are a
+// vector, and so are those received.
+template <Kind kind>
 void OutputsWithOpenRows(TF_ShapeInferenceContext* context, TF_Status* status) {
   const TfApi& tf = Tf();
   TF_ShapeHandle* shape = tf.NewShapeHandle();
@@ -35,9 +38,10 @@ void OutputsWithOpenRows(TF_ShapeInferenceContext* context, TF_Status* status) {
     if (tf.ShapeInferenceContextRankKnown(context, shape) != 0) {
       const std::int64_t rank = tf.ShapeInferenceContextRank(context, shape);
       if (rank == 0) {
-        tf.SetStatus(status, 3,
-                     "allgather takes tensors with at least one dimension, but got a scalar; "
-                     "reshape it to (1,).");
+        const std::string message =
+            std::string(KindName(kind)) +
+            " takes tensors with at least one dimension, but got a scalar; reshape it to (1,).";
+        tf.SetStatus(status, 3, message.c_str());
         break;
       }
       tf.ShapeInferenceContextSubshape(context, shape, 1, rank, row, status);
@@ -55,8 +59,8 @@ void OutputsWithOpenRows(TF_ShapeInferenceContext* context, TF_Status* status) {
 struct OpDef {
   const char* name;
   std::vector<std::string> attrs;
-  const char* input;   // null: none
-  const char* output;  // null: none
+  std::vector<const char*> inputs;
+  std::vector<const char*> outputs;
   void (*shape)(TF_ShapeInferenceContext*, TF_Status*);
 };
 
@@ -64,8 +68,8 @@ std::string Register(const OpDef& op) {
   const TfApi& tf = Tf();
   TF_OpDefinitionBuilder* builder = tf.NewOpDefinitionBuilder(op.name);
   for (const std::string& attr : op.attrs) tf.OpDefinitionBuilderAddAttr(builder, attr.c_str());
-  if (op.input != nullptr) tf.OpDefinitionBuilderAddInput(builder, op.input);
-  if (op.output != nullptr) tf.OpDefinitionBuilderAddOutput(builder, op.output);
+  for (const char* const input : op.inputs) tf.OpDefinitionBuilderAddInput(builder, input);
+  for (const char* const output : op.outputs) tf.OpDefinitionBuilderAddOutput(builder, output);
   // Stateful: never folded, merged with an equal one, or pruned when nobody reads the result, since
   // the other ranks wait for this one's call.
   tf.OpDefinitionBuilderSetIsStateful(builder, true);
@@ -82,20 +86,36 @@ std::string RegisterOps() {
   const std::string type = std::string("T: ") + kTypes;
   const std::string count = "N: int >= 1";
   // Factors are written out as text: a float attribute would round them to float32.
+  const std::string prescale = "prescale_factor: string = '1.0'";
+  const std::string postscale = "postscale_factor: string = '1.0'";
   const OpDef ops[] = {
       {kAllreduceOp,
-       {name, type, count, "op: {'mean', 'sum', 'min', 'max', 'product'}",
-        "prescale_factor: string = '1.0'", "postscale_factor: string = '1.0'"},
-       "x: N * T",
-       "y: N * T",
+       {name, type, count, "op: {'mean', 'sum', 'min', 'max', 'product', 'adasum'}", prescale,
+        postscale},
+       {"x: N * T"},
+       {"y: N * T"},
        OutputsLikeInputs},
-      {kAllgatherOp, {name, type, count}, "x: N * T", "y: N * T", OutputsWithOpenRows},
+      {kReducescatterOp,
+       {name, type, count, "op: {'mean', 'sum', 'min', 'max', 'product'}", prescale, postscale},
+       {"x: N * T"},
+       {"y: N * T"},
+       OutputsWithOpenRows<Kind::kReducescatter>},
+      {kAllgatherOp,
+       {name, type, count},
+       {"x: N * T"},
+       {"y: N * T"},
+       OutputsWithOpenRows<Kind::kAllgather>},
+      {kAlltoallOp,
+       {name, type},
+       {"x: T", "splits: int64"},
+       {"y: T", "received_splits: int64"},
+       OutputsWithOpenRows<Kind::kAlltoall>},
       {kBroadcastOp,
        {name, std::string("T: list(") + kTypes + ") >= 1", "root_rank: string"},
-       "x: T",
-       "y: T",
+       {"x: T"},
+       {"y: T"},
        OutputsLikeInputs},
-      {kBarrierOp, {name}, nullptr, nullptr, nullptr},
+      {kBarrierOp, {name}, {}, {}, nullptr},
   };
   for (const OpDef& op : ops) {
     const std::string message = Register(op);

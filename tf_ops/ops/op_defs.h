@@ -10,6 +10,8 @@ inline constexpr char kAllreduceOp[] = "KerasRingAllreduce";
 inline constexpr char kAllgatherOp[] = "KerasRingAllgather";
 inline constexpr char kBroadcastOp[] = "KerasRingBroadcast";
 inline constexpr char kBarrierOp[] = "KerasRingBarrier";
+inline constexpr char kAlltoallOp[] = "KerasRingAlltoall";
+inline constexpr char kReducescatterOp[] = "KerasRingReducescatter";
 
 // Registers all op definitions; returns an error message or "".
 std::string RegisterOps();
