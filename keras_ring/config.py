@@ -33,7 +33,9 @@ class Config:
         known_requests: `KERAS_RING_KNOWN_REQUESTS`. Names of tensors that the ranks know by
             number. Defaults to 4096.
         slot_bytes: `KERAS_RING_SLOT_BYTES`. Bytes of a slot in the memory that the ranks of a host
-            share; each rank has four. Defaults to 262144.
+            share. Within one host each rank has four; between hosts eight, four times as large or
+            larger, with many ranks. Defaults to 262144: 1 MiB a rank on one host, 8 to 48 MiB
+            between hosts. With messages and buffers a rank stays below 64 MiB.
         algorithm: `KERAS_RING_ALGORITHM`. "ring" makes allreduce one ring over all ranks, "auto"
             uses shared memory within a host and rings between hosts. Defaults to "auto".
         is_launched: Whether an MPI launcher started this process.

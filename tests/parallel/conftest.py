@@ -150,6 +150,12 @@ class RankReporting:
         self.meeting.leave()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("stress", "random collectives (test_stress.py)")
+    group.addoption("--stress-requests", type=int, help="how many")
+    group.addoption("--stress-seed", type=int, help="which (drawn anew each time)")
+
+
 @pytest.hookimpl(trylast=True)  # after pytest has made its own terminal reporter
 def pytest_configure(config: pytest.Config) -> None:
     # When mpirun stops the ranks, each says where it was, on the stderr that is not captured.

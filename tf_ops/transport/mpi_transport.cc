@@ -4,10 +4,12 @@
 #include <mpi.h>
 #include <poll.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -16,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/log.h"
 #include "core/status.h"
 #include "transport/slots.h"
 
@@ -27,6 +30,9 @@ constexpr int kControlTag = 2;
 
 // Below this a message between hosts is all latency.
 constexpr std::size_t kLeastSegmentBytes = 16 * 1024;
+
+// keras_ring/config.py states the limit: with messages and buffers a rank stays below 64 MiB.
+constexpr std::size_t kMostArenaBytes = std::size_t{48} * 1024 * 1024;
 
 std::string MpiErrorText(int error) {
   char text[MPI_MAX_ERROR_STRING];
@@ -51,6 +57,12 @@ int OpenPidfd(pid_t pid) {
   (void)pid;
   return -1;
 #endif
+}
+
+// Tells PID namespaces apart: a process id means nothing in another one.
+std::uint64_t PidNamespace() {
+  struct stat status{};
+  return stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
 }
 
 class Patience {
@@ -87,6 +99,7 @@ class Patience {
 struct Card {
   char host[128] = {};
   int pid = 0;
+  std::uint64_t pid_namespace = 0;
 };
 
 class MpiTransport : public Transport {
@@ -203,6 +216,7 @@ class MpiTransport : public Transport {
     Card own;
     gethostname(own.host, sizeof own.host - 1);
     own.pid = getpid();
+    own.pid_namespace = PidNamespace();
     std::vector<Card> cards(size);
     MPI_Request request = MPI_REQUEST_NULL;
     Check(MPI_Iallgather(&own, sizeof own, MPI_BYTE, cards.data(), sizeof own, MPI_BYTE, comm_,
@@ -220,10 +234,17 @@ class MpiTransport : public Transport {
     MPI_Comm_size(host_comm, &local_size);
     int num_slots = Arena::kNumSlots;
     if (local_size < size) {
-      slot_bytes = std::max(4 * slot_bytes, kLeastSegmentBytes * size);
       num_slots = Arena::kNumSlotsBetweenHosts;
+      // What the number of ranks asks for stays within the limit that config.py states.
+      const std::size_t for_ranks =
+          std::min(kLeastSegmentBytes * size, kMostArenaBytes / num_slots);
+      slot_bytes = std::max(4 * slot_bytes, for_ranks);
     }
-    std::shared_ptr<void> memory = ShareMemory(host_comm, slot_bytes, num_slots);
+    std::string obstacle;
+    if (cards[lowest].pid_namespace != own.pid_namespace) {
+      obstacle = "it lives in another PID namespace than rank " + std::to_string(lowest);
+    }
+    std::shared_ptr<void> memory = ShareMemory(host_comm, slot_bytes, num_slots, &obstacle);
     MPI_Comm_free(&host_comm);
     std::vector<int> lowest_of(size);
     Check(MPI_Iallgather(&lowest, 1, MPI_INT, lowest_of.data(), 1, MPI_INT, comm_, &request),
@@ -237,6 +258,16 @@ class MpiTransport : public Transport {
       topology_.node_of.push_back(node);
       topology_.describe.push_back("rank " + std::to_string(rank) + " (host " + cards[rank].host +
                                    ", pid " + std::to_string(cards[rank].pid) + ")");
+    }
+    if (!obstacle.empty()) {
+      LogLine(rank_,
+              "warning: " + topology_.describe[rank_] +
+                  " cannot share memory with the "
+                  "ranks of its host (" +
+                  obstacle +
+                  "). Collectives go through MPI, which is "
+                  "right but several times slower. In containers, give the ranks of a host one "
+                  "PID namespace and allow memfd_create.");
     }
     // One way of talking for all: without shared memory on one host, none on any.
     int has_memory = memory != nullptr ? 1 : 0;
@@ -253,6 +284,7 @@ class MpiTransport : public Transport {
     }
     for (int rank = 0; rank < size; ++rank) {
       if (rank == rank_ || lowest_of[rank] != lowest) continue;
+      if (cards[rank].pid_namespace != own.pid_namespace) continue;
       const int fd = OpenPidfd(cards[rank].pid);
       if (fd < 0) continue;
       watched_.push_back(pollfd{fd, POLLIN, 0});
@@ -290,32 +322,42 @@ class MpiTransport : public Transport {
   }
 
   // Memory for the arena of this host, mapped by all of its ranks, or null on all of them. It has
-  // no name: the leader makes it, the others open it through the leader's process.
+  // no name: the leader makes it, the others open it through the leader's process, and nothing of
+  // it outlives them. `obstacle`: what stands in this rank's way, or failed.
   static std::shared_ptr<void> ShareMemory(MPI_Comm host_comm, std::size_t slot_bytes,
-                                           int num_slots) {
+                                           int num_slots, std::string* obstacle) {
     int local_rank = 0;
     int local_size = 0;
     MPI_Comm_rank(host_comm, &local_rank);
     MPI_Comm_size(host_comm, &local_size);
     const std::size_t bytes = Arena::Bytes(local_size, slot_bytes, num_slots);
+    const auto fail = [obstacle](const std::string& what) {
+      *obstacle = what + ": " + std::strerror(errno);
+    };
     int where[2] = {getpid(), -1};
     if (local_rank == 0) {
       where[1] = memfd_create("keras_ring", MFD_CLOEXEC);
-      if (where[1] >= 0 && ftruncate(where[1], static_cast<off_t>(bytes)) != 0) {
+      if (where[1] < 0) {
+        fail("memfd_create");
+      } else if (ftruncate(where[1], static_cast<off_t>(bytes)) != 0) {
+        fail("ftruncate to " + std::to_string(bytes) + " bytes");
         close(where[1]);
         where[1] = -1;
       }
     }
-    const int made = where[1];
+    int fd = where[1];
     Check(MPI_Bcast(where, 2, MPI_INT, 0, host_comm), "MPI_Bcast");
-    int fd = made;
-    if (local_rank > 0 && where[1] >= 0) {
+    if (local_rank > 0 && where[1] >= 0 && obstacle->empty()) {
       const std::string path =
           "/proc/" + std::to_string(where[0]) + "/fd/" + std::to_string(where[1]);
       fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
+      if (fd < 0) fail(path);
     }
     void* begin = MAP_FAILED;
-    if (fd >= 0) begin = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (fd >= 0) {
+      begin = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+      if (begin == MAP_FAILED) fail("mmap of " + std::to_string(bytes) + " bytes");
+    }
     int is_mapped = begin != MAP_FAILED ? 1 : 0;
     Check(MPI_Allreduce(MPI_IN_PLACE, &is_mapped, 1, MPI_INT, MPI_MIN, host_comm), "MPI_Allreduce");
     if (fd >= 0) close(fd);
