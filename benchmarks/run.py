@@ -34,6 +34,10 @@ TRANSFERS = {
     "4 MiB": (1, MIB, 20),
     "256 MiB": (1, 64 * MIB, 2),
 }
+# The other collectives, on the sizes that users of large models meet.
+KINDS = ("alltoall", "allgather", "reducescatter", "broadcast")
+SIZES = ("4 MiB", "256 MiB")
+EAGER_CALLS = 2000
 STEPS = {"cnn": 16, "mlp": 48}
 
 # Configurations that a peer's users are told to try.
@@ -113,6 +117,31 @@ def transfers(python: str, horovod: str | None, num_ranks: int) -> dict[str, dic
     return rows
 
 
+def other_collectives(python: str, horovod: str | None, num_ranks: int) -> dict[str, dict]:
+    """Alltoall, allgather, reducescatter and broadcast; and eager calls of changing sizes."""
+    rows = {}
+    for kind in KINDS:
+        for size in SIZES:
+            _, num_elems, repeats = TRANSFERS[size]
+            values = {"kind": kind, "num_elems": num_elems, "repeats": repeats}
+            row = {"keras_ring": measure(python, "keras_ring", "collective", num_ranks, **values)}
+            row |= peers_of_mpirun(python, "mpi", "collective", num_ranks, **values)
+            if horovod:
+                row |= peers_of_mpirun(horovod, "horovod", "collective", num_ranks, **values)
+            rows[f"{kind} {size}, {num_ranks} ranks"] = row
+            report.progress(f"{kind} {size}, {num_ranks} ranks", row)
+    for kind in ("allreduce", *KINDS):
+        values = {"kind": kind, "repeats": EAGER_CALLS}
+        row = {"keras_ring": measure(python, "keras_ring", "eager", num_ranks, **values)}
+        if horovod:
+            row["horovod as shipped"] = measure(
+                horovod, "horovod", "eager", num_ranks, kind=kind, repeats=100
+            )
+        rows[f"eager {kind}, changing sizes, {num_ranks} ranks"] = row
+        report.progress(f"eager {kind}, changing sizes, {num_ranks} ranks", row)
+    return rows
+
+
 def transfers_between_hosts(python: str) -> dict[str, dict]:
     """Collectives on three imitated hosts with two ranks each."""
     rows = {}
@@ -161,13 +190,16 @@ def main() -> None:
     """Run what was asked for, or everything, and report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", type=Path, default=Path("build/bench"))
-    parser.add_argument("--only", choices=("transfers", "hosts", "training"))
+    parser.add_argument("--only", choices=("transfers", "collectives", "hosts", "training"))
     options = parser.parse_args()
     python = sys.executable
     horovod = os.environ.get("HOROVOD_PYTHON")
     rows: dict[str, dict] = {}
     if options.only in (None, "transfers"):
         rows |= transfers(python, horovod, 2) | transfers(python, horovod, 4)
+    if options.only in (None, "collectives"):
+        for num_ranks in (2, 4):
+            rows |= other_collectives(python, horovod, num_ranks)
     if options.only == "hosts" or (options.only is None and hosts.can_imitate()):
         rows |= transfers_between_hosts(python)
     if options.only in (None, "training"):

@@ -101,6 +101,52 @@ def allreduce(library: Library, num_tensors: int, num_elems: int, repeats: int) 
     return {"seconds": best_seconds(lambda: reduce_all(tensors), library, repeats)}
 
 
+def collective(library: Library, kind: str, num_elems: int, repeats: int) -> dict[str, float]:
+    """Time of another collective on float32.
+
+    `num_elems` is what a rank brings to alltoall, reducescatter and broadcast, and what it gets
+    from allgather.
+    """
+    brought = num_elems // library.size if kind == "allgather" else num_elems
+    if library.name == "mpi":
+        send = np.ones(brought, np.float32)
+        got = num_elems // library.size if kind == "reducescatter" else num_elems
+        receive = np.ones(got, np.float32)
+        calls = {
+            "alltoall": lambda: library.comm.Alltoall(send, receive),
+            "allgather": lambda: library.comm.Allgather(send, receive),
+            "reducescatter": lambda: library.comm.Reduce_scatter_block(send, receive),
+            "broadcast": lambda: library.comm.Bcast(send, 0),
+        }
+        return {"seconds": best_seconds(calls[kind], library, repeats)}
+    import tensorflow as tf
+
+    arguments: dict[str, Any] = {"name": f"bench_{kind}_{num_elems}"}
+    if kind == "broadcast":
+        arguments["root_rank"] = 0
+    if kind == "reducescatter":
+        arguments["op"] = "sum" if library.name == "keras_ring" else library.library.Sum
+    call = tf.function(lambda x: getattr(library.library, kind)(x, **arguments))
+    tensor = tf.ones(brought)
+    return {"seconds": best_seconds(lambda: call(tensor), library, repeats)}
+
+
+def eager(library: Library, kind: str, repeats: int) -> dict[str, float]:
+    """Time of an eager collective whose size is another one each time."""
+    import tensorflow as tf
+
+    sizes = [library.size * (1 + i * 37 % 500) for i in range(repeats)]
+    tensors = [tf.ones(size) for size in sizes]
+    arguments = {"root_rank": 0} if kind == "broadcast" else {}
+    call = getattr(library.library, kind)
+
+    def run() -> None:
+        for tensor in tensors:
+            call(tensor, name=f"eager_{kind}", **arguments)
+
+    return {"seconds": best_seconds(run, library, 1, rounds=3) / repeats}
+
+
 def copy(library: Library, num_bytes: int, repeats: int) -> dict[str, float]:
     """Time in which every rank copies its own memory, all at once."""
     source = np.ones(num_bytes, np.uint8)
@@ -160,7 +206,13 @@ def train(library: Library, model: str, steps: int) -> dict[str, float]:
     return {"seconds": float(np.median(np.diff(ends)[warm:]))}
 
 
-WORK = {"allreduce": allreduce, "copy": copy, "train": train}
+WORK = {
+    "allreduce": allreduce,
+    "collective": collective,
+    "eager": eager,
+    "copy": copy,
+    "train": train,
+}
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from numbers import Integral
 
+import numpy as np
 import tensorflow as tf
 
 from keras_ring import native, runtime
@@ -121,6 +122,10 @@ def grouped_broadcast(
             f"broadcast {label_of(name)!r}: root_rank is {root_rank!r}; expected a rank from 0 to "
             f"{runtime.size() - 1}."
         )
+    if root_rank == runtime.rank():
+        # The root's tensor is its own result, as with tf.identity. TensorFlow may take over an
+        # array's memory, which is the caller's to change.
+        tensors = [x.copy() if isinstance(x, np.ndarray) else x for x in tensors]
     values = as_tensors(tensors, "broadcast", name)
     if not values:
         return []

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "collectives/local.h"
 #include "collectives/schedule.h"
@@ -19,6 +20,8 @@ void LocalAllgather(const LocalWire& wire, const void* input,
     return Range{std::min(window * slot_bytes, block_bytes[rank]),
                  std::min((window + 1) * slot_bytes, block_bytes[rank])};
   };
+  const bool is_past_cache =
+      IsPastCache(std::accumulate(block_bytes.begin(), block_bytes.end(), std::int64_t{0}));
   const char* const from = static_cast<const char*>(input);
   for (std::int64_t turn = 0; turn < num_windows + 1; ++turn) {
     if (turn < num_windows) {
@@ -36,9 +39,8 @@ void LocalAllgather(const LocalWire& wire, const void* input,
       const Range range = window_of(rank, turn - 1);
       const char* const source =
           rank == own ? from + range.begin : arena.Slot(rank, first + turn - 1);
-      if (range.elems() > 0 && source != to + range.begin) {
-        std::memcpy(to + range.begin, source, range.elems());
-      }
+      if (source == to + range.begin) continue;
+      CopyResult(to + range.begin, source, range.elems(), is_past_cache);
     }
     arena.SetProgress(Arena::kCopied, first + turn);
   }
@@ -59,7 +61,7 @@ void LocalBroadcast(const LocalWire& wire, int root, void* data, std::int64_t by
       arena.SetProgress(Arena::kPacked, first + window + 1);
     } else {
       Await(wire, [&] { return arena.Progress(root, Arena::kPacked) >= first + window + 1; });
-      std::memcpy(at, arena.Slot(root, first + window), size);
+      CopyResult(at, arena.Slot(root, first + window), size, IsPastCache(bytes));
       arena.SetProgress(Arena::kCopied, first + window + 1);
     }
   }

@@ -9,7 +9,6 @@
 #include "collectives/bucket_view.h"
 #include "collectives/schedule.h"
 #include "collectives/windows.h"
-#include "reduce/copy.h"
 
 namespace keras_ring {
 namespace {
@@ -18,8 +17,6 @@ constexpr std::int64_t kLine = 64;
 // A few windows at least, so that the ranks work beside each other, but none so small that telling
 // each other costs more than the data.
 constexpr std::int64_t kLeastPartBytes = 32 * 1024;
-// Results of this size do not fit any cache together with what was read for them.
-constexpr std::int64_t kPastCacheBytes = 8 * 1024 * 1024;
 
 // How slots are cut into parts, and the windows that the largest block takes.
 class PartWindows {
@@ -104,16 +101,12 @@ void LocalAlltoall(const LocalWire& wire, const Blocks& blocks, std::int64_t lar
     sources.push_back(static_cast<const char*>(blocks.input) + SumBelow(blocks.send_bytes, rank));
     targets.push_back(static_cast<char*>(blocks.output) + SumBelow(blocks.recv_bytes, rank));
   }
-  const bool is_past_cache = SumBelow(blocks.recv_bytes, size) >= kPastCacheBytes;
-  const auto copy_out = [is_past_cache](char* to, const char* from, std::int64_t bytes) {
-    if (bytes == 0) return;
-    is_past_cache ? CopyPastCache(to, from, bytes)
-                  : static_cast<void>(std::memcpy(to, from, bytes));
-  };
+  const bool is_past_cache = IsPastCache(SumBelow(blocks.recv_bytes, size));
   const auto copy_own = [&](std::int64_t turn, std::int64_t num_turns) {
     const Range range =
         PartOf(blocks.send_bytes[own], static_cast<int>(num_turns), static_cast<int>(turn));
-    copy_out(targets[own] + range.begin, sources[own] + range.begin, range.elems());
+    CopyResult(targets[own] + range.begin, sources[own] + range.begin, range.elems(),
+               is_past_cache);
   };
   if (windows.num_windows() == 0) copy_own(0, 1);
   windows.Run(
@@ -125,7 +118,8 @@ void LocalAlltoall(const LocalWire& wire, const Blocks& blocks, std::int64_t lar
       [&](std::int64_t window) {
         windows.ForOthers([&](int other) {
           const Range range = windows.Of(window, blocks.recv_bytes[other]);
-          copy_out(targets[other] + range.begin, windows.At(window, other, own), range.elems());
+          CopyResult(targets[other] + range.begin, windows.At(window, other, own), range.elems(),
+                     is_past_cache);
         });
         // What stays here, a piece at a time: the ranks keep in step.
         copy_own(window, windows.num_windows());

@@ -11,6 +11,17 @@ constexpr std::int64_t kPastCacheBytes = 8 * 1024 * 1024;
 
 }  // namespace
 
+bool IsPastCache(std::int64_t bytes) { return bytes >= kPastCacheBytes; }
+
+void CopyResult(void* to, const void* from, std::int64_t bytes, bool is_past_cache) {
+  if (bytes == 0) return;
+  if (is_past_cache) {
+    CopyPastCache(to, from, bytes);
+  } else {
+    std::memcpy(to, from, bytes);
+  }
+}
+
 void AwaitAll(const LocalWire& wire, Arena::Stage stage, std::int64_t windows) {
   Await(wire, [&] { return wire.arena->HaveAll(stage, windows); });
 }
@@ -28,7 +39,7 @@ SlotCopies::SlotCopies(const Bucket& bucket)
     : elem_bytes_(static_cast<std::int64_t>(DTypeBytes(bucket.dtype))) {
   std::int64_t bytes = 0;
   for (const BucketTensor& tensor : bucket.tensors) bytes += tensor.elems * elem_bytes_;
-  is_past_cache_ = bytes >= kPastCacheBytes;
+  is_past_cache_ = IsPastCache(bytes);
 }
 
 void SlotCopies::Pack(const std::vector<BucketView::Span>& spans, char* slot) const {
@@ -42,11 +53,7 @@ void SlotCopies::CopyOut(const std::vector<BucketView::Span>& spans, const char*
     const char* const from = slot + span.offset * elem_bytes_;
     const std::int64_t bytes = span.elems * elem_bytes_;
     // In place the memory is in the cache, since it was read a moment ago.
-    if (is_past_cache_ && span.output != span.input) {
-      CopyPastCache(span.output, from, bytes);
-    } else {
-      std::memcpy(span.output, from, bytes);
-    }
+    CopyResult(span.output, from, bytes, is_past_cache_ && span.output != span.input);
   }
 }
 

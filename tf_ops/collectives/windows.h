@@ -47,6 +47,12 @@ void AwaitAll(const LocalWire& wire, Arena::Stage stage, std::int64_t windows);
 // All ranks leave a collective with the same count of windows, whatever each had to do.
 void FinishAt(const LocalWire& wire, std::int64_t windows);
 
+// Whether results of so many bytes fit no cache together with what is read for them.
+bool IsPastCache(std::int64_t bytes);
+
+// Copies a part of a result to where it stays.
+void CopyResult(void* to, const void* from, std::int64_t bytes, bool is_past_cache);
+
 // Copies between the tensors of a bucket and a slot; the spans' offsets are the slot's.
 class SlotCopies {
  public:
@@ -58,7 +64,7 @@ class SlotCopies {
 
  private:
   const std::int64_t elem_bytes_;
-  bool is_past_cache_ = false;  // the results fit no cache together with what was read for them
+  bool is_past_cache_ = false;
 };
 
 }  // namespace keras_ring

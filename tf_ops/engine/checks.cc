@@ -74,7 +74,7 @@ Status CheckCall(const Request& request, int size) {
       const Status status = CheckOperation(request, signature.dtypes[i]);
       if (!status.ok()) return status;
     }
-    if (HasOwnOutputs(signature.kind) && signature.shapes[i].empty()) {
+    if (NeedsRows(signature.kind) && signature.shapes[i].empty()) {
       return {Code::kInvalid, Describe(request) +
                                   " takes tensors with at least one dimension, but tensor " +
                                   std::to_string(i) + " is a scalar; reshape it to (1,)."};

@@ -41,13 +41,17 @@ std::int64_t RowBytes(const Signature& signature, std::size_t i) {
   return RowElems(signature.shapes[i]) * static_cast<std::int64_t>(DTypeBytes(signature.dtypes[i]));
 }
 
+Error OutOfMemory(const Request& request, std::int64_t bytes) {
+  return Error(Code::kInternal,
+               Describe(request) + ": no memory for " + std::to_string(bytes) + " bytes");
+}
+
 // Room for the result of a tensor.
 void* Allocate(const Request& request, std::size_t i, std::int64_t rows) {
   void* const output = request.allocate(i, rows);
   const std::int64_t bytes = rows * RowBytes(request.signature, i);
   if (output == nullptr && bytes > 0) {
-    throw Error(Code::kInternal,
-                Describe(request) + ": no memory for " + std::to_string(bytes) + " bytes");
+    throw OutOfMemory(request, bytes);
   }
   return output;
 }
@@ -102,18 +106,35 @@ void Allgather(const Routes& routes, Request* request) {
   }
 }
 
+// Where tensor `i` of a broadcast goes; on the root its value is there afterwards.
+void* OutputOf(Request* request, std::size_t i, bool is_root, std::int64_t bytes) {
+  const Shape& shape = request->signature.shapes[i];
+  if (request->outputs.empty() && is_root) {
+    request->share(i);
+    return const_cast<void*>(request->inputs[i]);  // only read: a root sends
+  }
+  if (request->outputs.empty()) {
+    void* const output = request->allocate(i, shape.empty() ? 1 : shape[0]);
+    if (output == nullptr && bytes > 0) throw OutOfMemory(*request, bytes);
+    return output;
+  }
+  void* const output = request->outputs[i];
+  if (is_root && bytes > 0 && output != request->inputs[i]) {
+    std::memcpy(output, request->inputs[i], bytes);
+  }
+  return output;
+}
+
 void Broadcast(const Routes& routes, Request* request) {
+  const int root = request->signature.root;
   for (std::size_t i = 0; i < request->inputs.size(); ++i) {
     const std::int64_t bytes = NumElems(request->signature.shapes[i]) *
                                static_cast<std::int64_t>(DTypeBytes(request->signature.dtypes[i]));
-    if (routes.world.rank() == request->signature.root && bytes > 0 &&
-        request->outputs[i] != request->inputs[i]) {
-      std::memcpy(request->outputs[i], request->inputs[i], bytes);
-    }
+    void* const output = OutputOf(request, i, routes.world.rank() == root, bytes);
     if (routes.is_one_host) {
-      LocalBroadcast(routes.local, request->signature.root, request->outputs[i], bytes);
+      LocalBroadcast(routes.local, root, output, bytes);
     } else {
-      TreeBroadcast(routes.world, request->signature.root, request->outputs[i], bytes);
+      TreeBroadcast(routes.world, root, output, bytes);
     }
   }
 }

@@ -40,7 +40,7 @@ const char* KindName(Kind kind) {
   return "unknown";
 }
 
-bool HasOwnOutputs(Kind kind) { return HasOpenRows(kind) || kind == Kind::kReducescatter; }
+bool NeedsRows(Kind kind) { return HasOpenRows(kind) || kind == Kind::kReducescatter; }
 
 bool HasOpenRows(Kind kind) { return kind == Kind::kAllgather || kind == Kind::kAlltoall; }
 

@@ -26,8 +26,8 @@ enum class Kind : std::uint8_t {
 
 const char* KindName(Kind kind);
 
-// Whether the results are not shaped like the inputs, so that room for them is made while it runs.
-bool HasOwnOutputs(Kind kind);
+// Whether tensors need a first dimension, by which they are put together or cut.
+bool NeedsRows(Kind kind);
 // Whether the ranks may bring tensors of different first dimensions.
 bool HasOpenRows(Kind kind);
 
@@ -73,9 +73,11 @@ struct Request {
   Signature signature;
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
-  // Where outputs are not of the inputs' shapes (see HasOwnOutputs): makes room for `rows` rows of
-  // tensor `index`; null on failure.
+  // Where kinds need rows: makes room for that many rows of tensor `index` (of a scalar: for it);
+  // null on failure. A broadcast may have no outputs and make them so, too; then `share` makes an
+  // input the output on the root.
   std::function<void*(std::size_t index, std::int64_t rows)> allocate;
+  std::function<void(std::size_t index)> share;
   // Called exactly once, from the engine's thread or from Submit.
   std::function<void(const Status&)> done;
   std::shared_ptr<void> keep_alive;

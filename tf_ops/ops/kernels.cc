@@ -67,7 +67,7 @@ class Call {
   // Makes output `i` with `rows` rows of the input's row shape; null when there is no memory.
   void* Allocate(std::size_t i, std::int64_t rows, const Signature& signature) {
     Shape shape = signature.shapes[i];
-    shape[0] = rows;
+    if (!shape.empty()) shape[0] = rows;
     TfStatus status;
     TF_Tensor* output = Tf().AllocateOutput(
         context_, static_cast<int>(i), TfFromDType(signature.dtypes[i]), shape.data(),
@@ -76,6 +76,15 @@ class Call {
     if (!status.ok()) return nullptr;
     tensors_.push_back(output);
     return Tf().TensorData(output);
+  }
+
+  // Makes input `i` output `i`, as tf.identity does.
+  void Share(std::size_t i) {
+    TfStatus status;
+    TF_Tensor* const input = GetInput(static_cast<int>(i), status);
+    tensors_.push_back(input);
+    Tf().SetOutput(context_, static_cast<int>(i), input, status.get());
+    Check(status);
   }
 
   void Finish(const Status& status) {
@@ -127,8 +136,9 @@ void Compute(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCall
     request.run = Tf().GetStepId(context);
     request.signature = node.signature;
     const Kind kind = node.signature.kind;
+    const bool makes_output = !NeedsRows(kind) && kind != Kind::kBroadcast;
     for (int i = 0; i < Tf().NumInputs(context); ++i) {
-      call->Take(i, /*makes_output=*/!HasOwnOutputs(kind), &request);
+      call->Take(i, makes_output, &request);
     }
     if (HasOpenRows(kind)) {
       for (Shape& shape : request.signature.shapes) {
@@ -137,7 +147,8 @@ void Compute(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCall
         if (kind == Kind::kAlltoall) break;  // the splits are not opened
       }
     }
-    if (HasOwnOutputs(kind)) {
+    if (!makes_output) {
+      request.share = [call](std::size_t i) { call->Share(i); };
       request.allocate = [call, signature = request.signature](std::size_t i, std::int64_t rows) {
         return call->Allocate(i, rows, signature);
       };

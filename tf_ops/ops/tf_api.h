@@ -80,6 +80,7 @@ namespace keras_ring {
   X(OpKernelContext_Failure, void, (TF_OpKernelContext*, TF_Status*))                         \
   X(NumInputs, int, (TF_OpKernelContext*))                                                    \
   X(GetInput, void, (TF_OpKernelContext*, int index, TF_Tensor**, TF_Status*))                \
+  X(SetOutput, void, (TF_OpKernelContext*, int index, const TF_Tensor*, TF_Status*))          \
   X(AllocateOutput, TF_Tensor*,                                                               \
     (TF_OpKernelContext*, int index, int dtype, const std::int64_t* dims, int num_dims,       \
      std::size_t bytes, TF_Status*))                                                          \
