@@ -19,7 +19,7 @@ LIMIT := timeout -k 10
 
 PACKAGES := $(VENV)/.packages-installed
 LIBRARIES := build/.libraries-built
-CXX_FILES = $(shell find tf_ops tests/native -name '*.cc' -o -name '*.h')
+CXX_FILES = $(shell find tf_ops tests/native benchmarks -name '*.cc' -o -name '*.h')
 NATIVE_BUILDS := native-release native-address native-thread
 
 USABLE_PYTHON := import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))

@@ -23,17 +23,20 @@ inline float FloatOf(std::uint32_t bits) {
 }
 
 // IEEE binary16 to binary32. Multiplying by 2^112 moves the exponent's bias and makes subnormals
-// normal in one step; what lands at or above 2^16 was infinity or NaN.
+// normal in one step; what lands at or above 2^16 was infinity or NaN. As in hardware, a NaN keeps
+// its payload and gets quiet.
 inline float HalfBitsToFloat(std::uint16_t half) {
   const std::uint32_t sign = static_cast<std::uint32_t>(half & 0x8000u) << 16;
   const float scaled =
       FloatOf(static_cast<std::uint32_t>(half & 0x7fffu) << 13) * FloatOf(0x77800000u);
   std::uint32_t bits = BitsOf(scaled);
   bits |= scaled >= 65536.0f ? 0x7f800000u : 0u;
+  bits |= (half & 0x7fffu) > 0x7c00u ? 0x00400000u : 0u;
   return FloatOf(bits | sign);
 }
 
-// Rounds to nearest, ties to even; overflow gives infinity, NaN stays a (quiet) NaN.
+// Rounds to nearest, ties to even; overflow gives infinity, a NaN keeps what fits of its
+// payload and gets quiet.
 inline std::uint16_t FloatToHalfBits(float value) {
   const std::uint32_t all = BitsOf(value);
   const std::uint32_t sign = (all >> 16) & 0x8000u;
@@ -42,7 +45,7 @@ inline std::uint16_t FloatToHalfBits(float value) {
   const std::uint32_t subnormal = BitsOf(FloatOf(bits) + 0.5f) - 0x3f000000u;
   const std::uint32_t odd = (bits >> 13) & 1u;
   const std::uint32_t normal = (bits - 0x38000000u + 0xfffu + odd) >> 13;
-  const std::uint32_t special = bits > 0x7f800000u ? 0x7e00u : 0x7c00u;
+  const std::uint32_t special = bits > 0x7f800000u ? 0x7e00u | ((bits >> 13) & 0x1ffu) : 0x7c00u;
   const std::uint32_t finite = bits < 0x38800000u ? subnormal : normal;
   return static_cast<std::uint16_t>((bits >= 0x47800000u ? special : finite) | sign);
 }

@@ -1,6 +1,7 @@
 // The only arithmetic of the library: combine two operands, scale, cast. It knows no rank and no
 // message. Type-erased on purpose: a ring templated over types and operations would compile for
-// minutes and gain nothing, since each call works on a segment of a hundred kilobytes.
+// minutes and gain nothing, since each call works on a segment of a hundred kilobytes. The bits of
+// a result depend neither on the processor (see level.h) nor on the calling thread's rounding mode.
 #ifndef KERAS_RING_REDUCE_REDUCE_H_
 #define KERAS_RING_REDUCE_REDUCE_H_
 
@@ -49,6 +50,9 @@ void ReduceToAccumulators(DType dtype, ReduceOp op, const std::vector<const void
 // to[i] = scale(from[i]) as tensor elements. `to` may be `from` when the formats agree.
 void ScaleTo(DType dtype, Format from_format, const void* from, const Scale& scale, void* to,
              std::size_t elems);
+
+// to[i] = scale(from[i]) as accumulators, from tensor elements.
+void Widen(DType dtype, const void* from, const Scale& scale, void* to, std::size_t elems);
 
 }  // namespace keras_ring
 
