@@ -37,6 +37,9 @@ if TYPE_CHECKING:
         grouped_reducescatter as grouped_reducescatter,
     )
     from keras_ring.collectives import (
+        join as join,
+    )
+    from keras_ring.collectives import (
         reducescatter as reducescatter,
     )
     from keras_ring.errors import (
@@ -110,6 +113,7 @@ _MODULE_OF = {
             "grouped_allreduce",
             "grouped_broadcast",
             "grouped_reducescatter",
+            "join",
             "reducescatter",
         ),
         "collectives",

@@ -63,7 +63,7 @@ _CLASS_OF_TF: dict[str, type[KerasRingError]] = {
 
 # Our messages begin with the collective and the quoted tensor, wherever TensorFlow puts them.
 _OURS = re.compile(
-    r"(?:allreduce|reducescatter|allgather|alltoall|broadcast|barrier) '[^']*'.*", re.DOTALL
+    r"(?:allreduce|reducescatter|allgather|alltoall|broadcast|barrier|join) '[^']*'.*", re.DOTALL
 )
 _TF_SUFFIX = re.compile(r"\s*\[(?:Op:|\[\{\{node).*", re.DOTALL)
 

@@ -12,6 +12,7 @@ from keras_ring.collectives.movements import (
     broadcast,
     grouped_allgather,
     grouped_broadcast,
+    join,
 )
 from keras_ring.collectives.reductions import (
     Op,
@@ -34,5 +35,6 @@ __all__ = [
     "grouped_allreduce",
     "grouped_broadcast",
     "grouped_reducescatter",
+    "join",
     "reducescatter",
 ]

@@ -154,3 +154,4 @@ def _broadcast_gradient(op: Any, *upstream: Tensor) -> list[Tensor | None]:
 
 
 tf.no_gradient("KerasRingBarrier")
+tf.no_gradient("KerasRingJoin")

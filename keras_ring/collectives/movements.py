@@ -189,6 +189,41 @@ def alltoall(
     return rows if counts is None else (rows, tf.cast(received, counts.dtype))
 
 
+def join(*, name: str | None = None) -> Tensor:
+    """Wait until every rank has called it, and meanwhile let the others go on without this one.
+
+    For uneven work: a rank that has run out of batches joins, and the others finish theirs. Until
+    all have joined, this rank counts as having called whatever the others call, and brings what
+    changes nothing: zeros to sums and means, ones to products, no rows to `allgather` (and so to
+    sparse gradients). A mean still divides by `size()`. What would lose data is refused on every
+    rank that calls it: `alltoall`, `reducescatter`, and `broadcast` from a rank that has joined.
+
+    Args:
+        name: See `allreduce`.
+
+    Returns:
+        Scalar int32, the same on every rank: the rank that joined last, whose weights have seen
+        every update.
+
+    Raises:
+        KerasRingError: As `allreduce`. `KERAS_RING_STALL_ERROR_S` counts from the last collective
+            that the others ran.
+
+    Collective: every rank calls it, after all its other collectives, under the same `name`.
+    Cost: log2(P) hops; while it waits, this rank takes part in what the others run.
+    Thread: any; while it waits, other threads of this rank call no collectives.
+
+    Example:
+        >>> kr.join().numpy()
+        0
+    """
+    if tf.executing_eagerly():
+        return run(native.ops().keras_ring_join, tensor_name=call_name(name, "join"))
+    operations = tf.compat.v1.get_default_graph().get_operations()
+    with tf.control_dependencies([op for op in operations if op.type.startswith("KerasRing")]):
+        return run(native.ops().keras_ring_join, tensor_name=call_name(name, "join"))
+
+
 def barrier(*, name: str | None = None) -> None:
     """Wait until every rank has called it.
 

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "check.h"
 #include "engine/messages.h"
 #include "engine/readiness.h"
 #include "transport/topology.h"
@@ -19,9 +20,11 @@ class Agreement {
   struct Rank {
     std::unique_ptr<keras_ring::Readiness> readiness;
     std::map<std::string, std::pair<std::string, keras_ring::Signature>> waiting;  // by key
-    std::deque<std::string> upward;        // on their way to the parent
-    std::deque<std::string> publications;  // on their way from the parent
-    std::vector<std::string> agreed;       // keys, in order
+    std::deque<std::string> upward;                      // on their way to the parent
+    std::deque<std::string> publications;                // on their way from the parent
+    std::vector<std::string> agreed;                     // keys, in order
+    std::vector<keras_ring::Readiness::Ready> stood_in;  // of these, what this rank had not called
+    std::int32_t last_joined = -1;
     std::vector<keras_ring::Refused> refused;
     std::vector<std::string> reports;
     std::vector<keras_ring::Departure> departures;
@@ -93,9 +96,15 @@ class Agreement {
     for (const int child : places_[rank].children) ranks_[child].publications.push_back(bytes);
     const auto publication = keras_ring::DecodePublication(bytes);
     Rank& own = ranks_[rank];
-    for (const std::string& key : own.readiness->Apply(publication)) {
-      own.agreed.push_back(key);
-      own.waiting.erase(key);
+    const bool had_joined = own.readiness->has_joined();
+    for (const auto& ready : own.readiness->Apply(publication)) {
+      own.agreed.push_back(ready.key);
+      if (own.waiting.erase(ready.key) == 0) {
+        CHECK(had_joined);
+        own.stood_in.push_back(ready);
+      } else if (ready.signature->kind == keras_ring::Kind::kJoin) {
+        own.last_joined = publication.last_joined;
+      }
     }
     for (const auto& refused : publication.refused) {
       own.refused.push_back(refused);

@@ -105,6 +105,7 @@ inline std::vector<std::int64_t> Expected(const Ask& ask, int size) {
       case keras_ring::Kind::kAllgather:
       case keras_ring::Kind::kAlltoall:
       case keras_ring::Kind::kReducescatter:
+      case keras_ring::Kind::kJoin:
       case keras_ring::Kind::kBarrier:
         break;
     }

@@ -32,6 +32,7 @@ Upward SomeUpward() {
   message.named = {
       {"gradient/0#dense/kernel", 1.5, {{SomeSignature(), {0, 2}}, {Signature{}, {1}}}},
       {"", 0, {}}};
+  message.joined = {5, 2};
   message.departures = {{3, "its script raised ValueError: …"}, {4, ""}};
   return message;
 }
@@ -39,7 +40,11 @@ Upward SomeUpward() {
 Publication SomePublication() {
   Publication message;
   message.sequence = 12;
-  message.agreed = {{true, 5, ""}, {false, 0, "a name"}, {true, 0, ""}};
+  message.agreed = {{true, 5, "", false, "", {}},
+                    {false, 0, "a name", false, "", {}},
+                    {true, 0, "", false, "", {}},
+                    {false, 0, "b", true, "b#label", SomeSignature()}};
+  message.last_joined = 3;
   message.refused = {{"b", {Code::kMismatch, "ranks disagree"}}};
   message.reports = {"one", std::string("with\0zero", 9)};
   message.departures = {{1, "gone"}};
@@ -90,6 +95,7 @@ TEST("an upward message arrives as it was sent") {
   CHECK(got.named[0].callers[1].signature == Signature{});
   CHECK_EQ(got.named[0].callers[0].ranks, (std::vector<std::int32_t>{0, 2}));
   CHECK_EQ(got.named[1].callers.size(), 0u);
+  CHECK_EQ(got.joined, (std::vector<std::int32_t>{5, 2}));
   CHECK_EQ(got.departures.size(), 2u);
   CHECK_EQ(got.departures[0].rank, 3);
   CHECK_EQ(got.departures[0].reason, sent.departures[0].reason);
@@ -100,7 +106,10 @@ TEST("a publication arrives as it was sent") {
   CHECK_EQ(TypeOf(Encode(sent)), MessageType::kPublication);
   const Publication got = DecodePublication(Encode(sent));
   CHECK_EQ(got.sequence, sent.sequence);
-  CHECK_EQ(got.agreed.size(), 3u);
+  CHECK_EQ(got.agreed.size(), 4u);
+  CHECK_EQ(got.agreed[3].name, "b#label");
+  CHECK(got.agreed[3].signature == SomeSignature());
+  CHECK_EQ(got.last_joined, 3);
   CHECK(got.agreed[0].is_known);
   CHECK_EQ(got.agreed[0].number, 5u);
   CHECK(!got.agreed[1].is_known);

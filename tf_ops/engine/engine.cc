@@ -12,6 +12,7 @@
 #include "engine/checks.h"
 #include "engine/execute.h"
 #include "engine/messages.h"
+#include "engine/stand_in.h"
 
 namespace keras_ring {
 namespace {
@@ -239,6 +240,10 @@ void Engine::TakeSubmitted() {
                                     " was called while a call under the same name '" + key +
                                     "' had not ended on rank " + std::to_string(rank()) +
                                     ". Give calls that run side by side names of their own."};
+    } else if (readiness_.has_joined()) {
+      status = {Code::kInvalid, Describe(request) + " was called on rank " +
+                                    std::to_string(rank()) +
+                                    " while it waits in join. Call join after everything else."};
     } else if (request.run != 0 && std::find(failed_runs_.begin(), failed_runs_.end(),
                                              request.run) != failed_runs_.end()) {
       status = {Code::kInvalid, Describe(request) +
@@ -284,15 +289,20 @@ void Engine::Handle(int peer, const std::string& bytes) {
 void Engine::Apply(const Publication& publication, const std::string& bytes) {
   for (const int child : place_.children) transport_->SendControl(child, bytes);
   std::vector<Request> batch;
-  for (const std::string& key : readiness_.Apply(publication)) {
-    const auto found = waiting_.find(key);
-    if (found == waiting_.end()) {
-      throw Error(Code::kInternal, "the ranks agreed on '" + key + "', which rank " +
+  const bool had_joined = readiness_.has_joined();
+  for (const Readiness::Ready& ready : readiness_.Apply(publication)) {
+    const auto found = waiting_.find(ready.key);
+    running_.insert(ready.key);
+    if (found != waiting_.end()) {
+      found->second.last_joined = publication.last_joined;
+      batch.push_back(std::move(found->second));
+      waiting_.erase(found);
+    } else if (had_joined) {
+      batch.push_back(StandIn(ready.name, *ready.signature));
+    } else {
+      throw Error(Code::kInternal, "the ranks agreed on '" + ready.key + "', which rank " +
                                        std::to_string(rank()) + " has not called");
     }
-    running_.insert(key);
-    batch.push_back(std::move(found->second));
-    waiting_.erase(found);
   }
   if (!batch.empty()) batches_.push_back(std::move(batch));
   for (const std::string& report : publication.reports) LogLine(rank(), report);

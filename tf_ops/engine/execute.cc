@@ -209,6 +209,11 @@ void Execute(const Routes& routes, const std::vector<Request*>& bucket) {
       return Alltoall(routes, bucket.front());
     case Kind::kReducescatter:
       return Reducescatter(routes, *bucket.front());
+    case Kind::kJoin:
+      // Alone a rank is the last.
+      *static_cast<std::int32_t*>(bucket.front()->outputs[0]) =
+          std::max(0, bucket.front()->last_joined);
+      return;
     case Kind::kBarrier:
       return;  // that all ranks have agreed on it is all there is to it
   }

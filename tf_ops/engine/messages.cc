@@ -193,6 +193,7 @@ std::string Encode(const Upward& message) {
       writer.Put(callers.ranks);
     });
   });
+  writer.Put(message.joined);
   Put(&writer, message.departures);
   return writer.Take();
 }
@@ -215,6 +216,7 @@ Upward DecodeUpward(const std::string& bytes) {
     });
     return named;
   });
+  message.joined = reader.GetList<std::int32_t>();
   message.departures = GetDepartures(&reader);
   reader.ExpectEnd();
   return message;
@@ -227,14 +229,19 @@ std::string Encode(const Publication& message) {
     writer.Put(agreed.is_known);
     if (agreed.is_known) {
       writer.Put(agreed.number);
-    } else {
-      writer.Put(agreed.key);
+      return;
     }
+    writer.Put(agreed.key);
+    writer.Put(agreed.has_call);
+    if (!agreed.has_call) return;
+    writer.Put(agreed.name);
+    Put(&writer, agreed.signature);
   });
   writer.PutList(message.refused, [&writer](const Refused& refused) {
     writer.Put(refused.key);
     Put(&writer, refused.status);
   });
+  writer.Put(message.last_joined);
   writer.Put(message.reports);
   Put(&writer, message.departures);
   return writer.Take();
@@ -249,8 +256,13 @@ Publication DecodePublication(const std::string& bytes) {
     agreed.is_known = reader.Get<bool>();
     if (agreed.is_known) {
       agreed.number = reader.Get<std::uint32_t>();
-    } else {
-      agreed.key = reader.Get<std::string>();
+      return agreed;
+    }
+    agreed.key = reader.Get<std::string>();
+    agreed.has_call = reader.Get<bool>();
+    if (agreed.has_call) {
+      agreed.name = reader.Get<std::string>();
+      agreed.signature = GetSignature(&reader);
     }
     return agreed;
   });
@@ -260,6 +272,7 @@ Publication DecodePublication(const std::string& bytes) {
     refused.status = GetStatus(&reader);
     return refused;
   });
+  message.last_joined = reader.Get<std::int32_t>();
   message.reports = reader.GetList<std::string>();
   message.departures = GetDepartures(&reader);
   reader.ExpectEnd();

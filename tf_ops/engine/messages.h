@@ -36,6 +36,7 @@ struct Upward {
   std::uint64_t seen = 0;            // last publication that the child has taken in
   std::vector<std::uint32_t> known;  // numbers of requests that are ready on the whole subtree
   std::vector<NamedReadiness> named;
+  std::vector<std::int32_t> joined;  // ranks below that have called join, as they came
   std::vector<Departure> departures;
 };
 
@@ -44,6 +45,10 @@ struct Agreed {
   bool is_known = false;
   std::uint32_t number = 0;  // when known
   std::string key;           // when not: gets the next number on every rank
+  // When not, and a rank has joined: what that rank has to know, since it does not call.
+  bool has_call = false;
+  std::string name;
+  Signature signature;
 };
 
 // A request that fails on every rank.
@@ -57,6 +62,7 @@ struct Publication {
   std::uint64_t sequence = 0;
   std::vector<Agreed> agreed;
   std::vector<Refused> refused;
+  std::int32_t last_joined = -1;     // with a join that is agreed on
   std::vector<std::string> reports;  // to be logged on every rank
   std::vector<Departure> departures;
 };

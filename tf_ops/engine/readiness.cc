@@ -72,7 +72,64 @@ void Readiness::Add(Waiting* waiting, Group group, int num_ranks) {
   merge(&waiting->groups, group);
   if (place_.parent >= 0) merge(&waiting->untold, group);
   waiting->num_ready += num_ranks;
-  if (waiting->num_ready == place_.subtree_size) complete_.push_back(KeyOf(waiting->name));
+  LookWhetherComplete(waiting);
+}
+
+void Readiness::LookWhetherComplete(Waiting* waiting) {
+  if (waiting->is_complete) return;
+  int num_ready = waiting->num_ready;
+  if (!joined_.empty()) num_ready += static_cast<int>(AbsentOf(*waiting).size());
+  if (num_ready < place_.subtree_size) return;
+  waiting->is_complete = true;
+  complete_.push_back(KeyOf(waiting->name));
+}
+
+void Readiness::AddJoined(std::int32_t rank) {
+  if (std::find(joined_.begin(), joined_.end(), rank) != joined_.end()) return;
+  joined_.push_back(rank);
+  if (place_.parent >= 0) untold_joined_.push_back(rank);
+  for (auto& [key, waiting] : waiting_) LookWhetherComplete(&waiting);
+}
+
+bool Readiness::has_joined() const {
+  return std::find(joined_.begin(), joined_.end(), rank_) != joined_.end();
+}
+
+std::vector<std::int32_t> Readiness::CallersOf(const Waiting& waiting) const {
+  std::vector<std::int32_t> callers;
+  for (const Group& group : waiting.groups) {
+    const auto ranks = RanksOf(group);
+    callers.insert(callers.end(), ranks.begin(), ranks.end());
+  }
+  std::sort(callers.begin(), callers.end());
+  return callers;
+}
+
+std::vector<std::int32_t> Readiness::AbsentOf(const Waiting& waiting) const {
+  const auto callers = CallersOf(waiting);
+  std::vector<std::int32_t> absent;
+  for (const std::int32_t rank : joined_) {
+    if (!std::binary_search(callers.begin(), callers.end(), rank)) absent.push_back(rank);
+  }
+  std::sort(absent.begin(), absent.end());
+  return absent;
+}
+
+Status Readiness::RefusalForJoined(const Waiting& waiting) const {
+  if (joined_.empty()) return {};
+  const Signature& signature = *waiting.groups.front().signature;
+  const auto absent = AbsentOf(waiting);
+  const bool is_root_absent = std::binary_search(absent.begin(), absent.end(), signature.root);
+  const bool gives_parts =
+      signature.kind == Kind::kAlltoall || signature.kind == Kind::kReducescatter;
+  const char* why = nullptr;
+  if (gives_parts && !absent.empty()) why = "what it is to get would be lost";
+  if (signature.kind == Kind::kBroadcast && is_root_absent) why = "nobody else has its value";
+  if (why == nullptr) return {};
+  return {Code::kInvalid,
+          std::string(KindName(signature.kind)) + " '" + LabelOf(waiting.name) +
+              "': " + Who(gives_parts ? absent : std::vector<std::int32_t>{signature.root}) +
+              "joined, and " + why + ". Call join after the last such call of any rank."};
 }
 
 void Readiness::AddOwn(const std::string& name, const Signature& signature, double since_s) {
@@ -82,6 +139,7 @@ void Readiness::AddOwn(const std::string& name, const Signature& signature, doub
       number ? known_.Get(*number)->signature : std::make_shared<const Signature>(signature);
   group.ranks.push_back(rank_);
   Add(Find(name, since_s), std::move(group), 1);
+  if (signature.kind == Kind::kJoin) AddJoined(rank_);
 }
 
 void Readiness::AddDeparture(const Departure& departure) { departures_.push_back(departure); }
@@ -90,6 +148,7 @@ void Readiness::AddFromChild(int child, const Upward& message, double now_s) {
   departures_.insert(departures_.end(), message.departures.begin(), message.departures.end());
   seen_by_[child] = std::max(seen_by_[child], message.seen);
   if (message.epoch != epoch_) return;
+  for (const std::int32_t rank : message.joined) AddJoined(rank);
   for (const std::uint32_t number : message.known) {
     const Known::Entry* entry = known_.Get(number);
     if (entry == nullptr) {
@@ -162,8 +221,10 @@ std::optional<Upward> Readiness::TakeUpward(double now_s) {
       }
     }
   }
+  message.joined = std::exchange(untold_joined_, {});
   message.departures = std::exchange(departures_, {});
-  if (message.known.empty() && message.named.empty() && message.departures.empty()) {
+  if (message.known.empty() && message.named.empty() && message.joined.empty() &&
+      message.departures.empty()) {
     return std::nullopt;
   }
   return message;
@@ -176,20 +237,39 @@ std::optional<Publication> Readiness::TakePublication(bool may_agree, double now
     const Waiting& waiting = waiting_[key];
     if (waiting.groups.size() > 1 || !waiting.groups.front().signature->problem.empty()) {
       publication.refused.push_back(Refused{key, Disagreement(waiting)});
+    } else if (const Status refusal = RefusalForJoined(waiting); !refusal.ok()) {
+      publication.refused.push_back(Refused{key, refusal});
     } else if (!may_agree || has_departures_) {
       later.push_back(key);
     } else if (const auto number = known_.Find(key, *waiting.groups.front().signature)) {
-      publication.agreed.push_back(Agreed{/*is_known=*/true, *number, ""});
+      Agreed agreed;
+      agreed.is_known = true;
+      agreed.number = *number;
+      publication.agreed.push_back(std::move(agreed));
     } else {
-      publication.agreed.push_back(Agreed{/*is_known=*/false, 0, key});
+      Agreed agreed;
+      agreed.key = key;
+      agreed.has_call = !joined_.empty();
+      if (agreed.has_call) {
+        agreed.name = waiting.name;
+        agreed.signature = *waiting.groups.front().signature;
+      }
+      publication.agreed.push_back(std::move(agreed));
     }
+  }
+  if (!publication.agreed.empty()) {
+    last_agreed_s_ = now_s;
+    if (!joined_.empty()) publication.last_joined = joined_.back();
   }
   complete_ = std::move(later);
   if (now_s >= next_look_s_) {
     next_look_s_ = now_s + options_.stall_s / 8;
     for (auto& [key, waiting] : waiting_) {
-      const double waited_s = now_s - waiting.since_s;
-      if (waiting.num_ready == topology_.size()) continue;
+      if (waiting.is_complete) continue;
+      // A join waits for as long as the others go on.
+      const bool is_join = waiting.groups.front().signature->kind == Kind::kJoin;
+      const double waited_s =
+          now_s - (is_join ? std::max(waiting.since_s, last_agreed_s_) : waiting.since_s);
       if (options_.stall_error_s > 0 && waited_s >= options_.stall_error_s) {
         publication.refused.push_back(
             Refused{key, Status{Code::kTimeout, Stall(waiting, now_s, /*is_error=*/true)}});
@@ -209,19 +289,33 @@ std::optional<Publication> Readiness::TakePublication(bool may_agree, double now
   return publication;
 }
 
-std::vector<std::string> Readiness::Apply(const Publication& publication) {
+std::vector<Readiness::Ready> Readiness::Apply(const Publication& publication) {
   sequence_ = publication.sequence;
-  std::vector<std::string> keys;
+  std::vector<Ready> all_ready;
   for (const Agreed& agreed : publication.agreed) {
+    Ready ready;
     if (agreed.is_known) {
       known_.Touch(agreed.number);
-      keys.push_back(known_.Get(agreed.number)->key);
+      const Known::Entry& entry = *known_.Get(agreed.number);
+      ready = {entry.key, entry.name, entry.signature};
     } else {
-      keys.push_back(agreed.key);
-      const Waiting& waiting = waiting_.at(agreed.key);
-      known_.Add(waiting.name, waiting.groups.front().signature, sequence_);
+      const auto found = waiting_.find(agreed.key);
+      if (found != waiting_.end()) {
+        ready = {agreed.key, found->second.name, found->second.groups.front().signature};
+      } else if (agreed.has_call) {
+        ready = {agreed.key, agreed.name, std::make_shared<const Signature>(agreed.signature)};
+      } else {
+        throw Error(Code::kInternal, "the ranks agreed on '" + agreed.key + "', which rank " +
+                                         std::to_string(rank_) + " has not called");
+      }
+      known_.Add(ready.name, ready.signature, sequence_);
     }
-    waiting_.erase(keys.back());
+    waiting_.erase(ready.key);
+    if (ready.signature->kind == Kind::kJoin) {
+      joined_.clear();
+      untold_joined_.clear();
+    }
+    all_ready.push_back(std::move(ready));
   }
   std::uint64_t seen = sequence_;
   for (const auto& [child, child_seen] : seen_by_) seen = std::min(seen, child_seen);
@@ -230,8 +324,10 @@ std::vector<std::string> Readiness::Apply(const Publication& publication) {
     ++epoch_;
     waiting_.clear();
     complete_.clear();
+    joined_.clear();
+    untold_joined_.clear();
   }
-  return keys;
+  return all_ready;
 }
 
 Status Readiness::Disagreement(const Waiting& waiting) const {
@@ -267,15 +363,14 @@ Status Readiness::Disagreement(const Waiting& waiting) const {
 }
 
 std::string Readiness::Stall(const Waiting& waiting, double now_s, bool is_error) const {
-  std::vector<std::int32_t> callers;
-  for (const Group& group : waiting.groups) {
-    const auto ranks = RanksOf(group);
-    callers.insert(callers.end(), ranks.begin(), ranks.end());
-  }
-  std::sort(callers.begin(), callers.end());
+  const auto callers = CallersOf(waiting);
+  const auto absent = AbsentOf(waiting);
   std::vector<std::int32_t> missing;
   for (std::int32_t rank = 0; rank < topology_.size(); ++rank) {
-    if (!std::binary_search(callers.begin(), callers.end(), rank)) missing.push_back(rank);
+    if (!std::binary_search(callers.begin(), callers.end(), rank) &&
+        !std::binary_search(absent.begin(), absent.end(), rank)) {
+      missing.push_back(rank);
+    }
   }
   const std::string knob =
       is_error ? "KERAS_RING_STALL_ERROR_S (now " + Seconds(options_.stall_error_s) + "; 0: never)"

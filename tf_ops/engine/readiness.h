@@ -7,6 +7,9 @@
 // ranks disagree the root publishes a refusal: all forget what was ready, count an epoch further
 // and tell what is still waiting anew, for some ranks' requests may have ended with the refused
 // one.
+//
+// A rank that has called join counts as ready for everything until all have; every rank above it in
+// the tree knows of it. It runs what the others agree on without having called it.
 #ifndef KERAS_RING_ENGINE_READINESS_H_
 #define KERAS_RING_ENGINE_READINESS_H_
 
@@ -47,8 +50,17 @@ class Readiness {
   // busy) nothing new is started, but refusals, reports and departures go out.
   std::optional<Publication> TakePublication(bool may_agree, double now_s);
 
-  // The keys to run now, in order. After a refusal the caller adds its waiting requests again.
-  std::vector<std::string> Apply(const Publication& publication);
+  // What to run now, in order.
+  struct Ready {
+    std::string key;
+    std::string name;
+    std::shared_ptr<const Signature> signature;
+  };
+  // After a refusal the caller adds its waiting requests again.
+  std::vector<Ready> Apply(const Publication& publication);
+
+  // Whether this rank waits in a join.
+  bool has_joined() const;
 
  private:
   // Ranks that called with one signature. Children whose whole subtree did are kept by the child.
@@ -62,13 +74,22 @@ class Readiness {
     std::vector<Group> groups;
     std::vector<Group> untold;  // the part that the parent has not been told
     bool was_told_in_part = false;
-    int num_ready = 0;
+    bool is_complete = false;  // all ranks of the subtree are ready
+    int num_ready = 0;         // ranks that have called
     double since_s = 0;
     bool was_reported = false;
   };
 
   Waiting* Find(const std::string& name, double since_s);
   void Add(Waiting* waiting, Group group, int num_ranks);
+  void AddJoined(std::int32_t rank);
+  // Notes when all ranks of the subtree have called or joined.
+  void LookWhetherComplete(Waiting* waiting);
+  std::vector<std::int32_t> CallersOf(const Waiting& waiting) const;
+  // Ranks below that have joined and not called.
+  std::vector<std::int32_t> AbsentOf(const Waiting& waiting) const;
+  // Why it cannot run without those that have joined.
+  Status RefusalForJoined(const Waiting& waiting) const;
   std::vector<std::int32_t> RanksOf(const Group& group) const;
   NamedReadiness Tell(Waiting* waiting, double now_s) const;
   Status Disagreement(const Waiting& waiting) const;
@@ -85,7 +106,10 @@ class Readiness {
   Known known_;
   std::unordered_map<std::string, Waiting> waiting_;  // by key
   std::vector<std::string> complete_;                 // keys ready on the subtree and not yet told
-  std::vector<Departure> departures_;                 // not yet told
+  std::vector<std::int32_t> joined_;                  // ranks of the subtree, as they came
+  std::vector<std::int32_t> untold_joined_;
+  double last_agreed_s_ = 0;           // root: something ran
+  std::vector<Departure> departures_;  // not yet told
   bool has_departures_ = false;
   std::uint32_t epoch_ = 0;
   std::uint64_t sequence_ = 0;

@@ -36,6 +36,8 @@ const char* KindName(Kind kind) {
       return "alltoall";
     case Kind::kReducescatter:
       return "reducescatter";
+    case Kind::kJoin:
+      return "join";
   }
   return "unknown";
 }

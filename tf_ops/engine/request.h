@@ -21,7 +21,8 @@ enum class Kind : std::uint8_t {
   kBroadcast,
   kBarrier,
   kAlltoall,
-  kReducescatter
+  kReducescatter,
+  kJoin
 };
 
 const char* KindName(Kind kind);
@@ -88,6 +89,8 @@ struct Request {
   // everybody's, rank by rank. Alltoall: then what goes to and comes from each rank.
   std::vector<std::int64_t> rows;
   std::vector<std::int64_t> all_rows;
+  // Join only: who joined last.
+  std::int32_t last_joined = -1;
   // When the engine took it, by its own clock.
   double since_s = 0;
 };

@@ -78,6 +78,16 @@ class Call {
     return Tf().TensorData(output);
   }
 
+  // Makes room for the scalar result of a join.
+  void* AllocateRank() {
+    TfStatus status;
+    TF_Tensor* const output = Tf().AllocateOutput(context_, 0, TfFromDType(DType::kInt32), nullptr,
+                                                  0, sizeof(std::int32_t), status.get());
+    Check(status);
+    tensors_.push_back(output);
+    return Tf().TensorData(output);
+  }
+
   // Makes input `i` output `i`, as tf.identity does.
   void Share(std::size_t i) {
     TfStatus status;
@@ -147,6 +157,7 @@ void Compute(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCall
         if (kind == Kind::kAlltoall) break;  // the splits are not opened
       }
     }
+    if (kind == Kind::kJoin) request.outputs.push_back(call->AllocateRank());
     if (!makes_output) {
       request.share = [call](std::size_t i) { call->Share(i); };
       request.allocate = [call, signature = request.signature](std::size_t i, std::int64_t rows) {
@@ -215,7 +226,9 @@ std::string Register(const char* op) {
   for (const char* device : {"CPU", "GPU"}) {
     TF_KernelBuilder* builder =
         Tf().NewAsyncKernelBuilder(op, device, Create<kind>, Compute, Destroy);
-    if (std::string(device) == "GPU" && kind != Kind::kBarrier) {
+    if (std::string(device) == "GPU" && kind == Kind::kJoin) {
+      Tf().KernelBuilder_HostMemory(builder, "last");
+    } else if (std::string(device) == "GPU" && kind != Kind::kBarrier) {
       // Rings run on the host: TensorFlow copies to and fro.
       Tf().KernelBuilder_HostMemory(builder, "x");
       Tf().KernelBuilder_HostMemory(builder, "y");
@@ -237,7 +250,8 @@ std::string RegisterKernels() {
   for (const std::string& message :
        {Register<Kind::kAllreduce>(kAllreduceOp), Register<Kind::kAllgather>(kAllgatherOp),
         Register<Kind::kBroadcast>(kBroadcastOp), Register<Kind::kBarrier>(kBarrierOp),
-        Register<Kind::kAlltoall>(kAlltoallOp), Register<Kind::kReducescatter>(kReducescatterOp)}) {
+        Register<Kind::kAlltoall>(kAlltoallOp), Register<Kind::kJoin>(kJoinOp),
+        Register<Kind::kReducescatter>(kReducescatterOp)}) {
     if (!message.empty()) return message;
   }
   return "";

@@ -56,6 +56,13 @@ void OutputsWithOpenRows(TF_ShapeInferenceContext* context, TF_Status* status) {
   tf.DeleteShapeHandle(shape);
 }
 
+void ScalarOutput(TF_ShapeInferenceContext* context, TF_Status* status) {
+  const TfApi& tf = Tf();
+  TF_ShapeHandle* scalar = tf.ShapeInferenceContextScalar(context);
+  tf.ShapeInferenceContextSetOutput(context, 0, scalar, status);
+  tf.DeleteShapeHandle(scalar);
+}
+
 struct OpDef {
   const char* name;
   std::vector<std::string> attrs;
@@ -116,6 +123,7 @@ std::string RegisterOps() {
        {"y: T"},
        OutputsLikeInputs},
       {kBarrierOp, {name}, {}, {}, nullptr},
+      {kJoinOp, {name}, {}, {"last: int32"}, ScalarOutput},
   };
   for (const OpDef& op : ops) {
     const std::string message = Register(op);

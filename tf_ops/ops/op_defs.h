@@ -11,6 +11,7 @@ inline constexpr char kAllgatherOp[] = "KerasRingAllgather";
 inline constexpr char kBroadcastOp[] = "KerasRingBroadcast";
 inline constexpr char kBarrierOp[] = "KerasRingBarrier";
 inline constexpr char kAlltoallOp[] = "KerasRingAlltoall";
+inline constexpr char kJoinOp[] = "KerasRingJoin";
 inline constexpr char kReducescatterOp[] = "KerasRingReducescatter";
 
 // Registers all op definitions; returns an error message or "".

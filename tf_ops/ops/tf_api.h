@@ -57,6 +57,7 @@ namespace keras_ring {
     (TF_ShapeInferenceContext*, int index, TF_ShapeHandle*, TF_Status*))                      \
   X(ShapeInferenceContextVectorFromSize, TF_ShapeHandle*,                                     \
     (TF_ShapeInferenceContext*, std::size_t))                                                 \
+  X(ShapeInferenceContextScalar, TF_ShapeHandle*, (TF_ShapeInferenceContext*))                \
   X(ShapeInferenceContextRankKnown, int, (TF_ShapeInferenceContext*, TF_ShapeHandle*))        \
   X(ShapeInferenceContextRank, std::int64_t, (TF_ShapeInferenceContext*, TF_ShapeHandle*))    \
   X(ShapeInferenceContextSubshape, void,                                                      \
