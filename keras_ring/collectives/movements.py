@@ -214,7 +214,7 @@ def join(*, name: str | None = None) -> Tensor:
     Thread: any; while it waits, other threads of this rank call no collectives.
 
     Example:
-        >>> kr.join().numpy()
+        >>> int(kr.join())
         0
     """
     if tf.executing_eagerly():
