@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from keras_ring import callbacks as callbacks
+    from keras_ring import compression as compression
     from keras_ring.collectives import (
         allgather as allgather,
     )
@@ -149,6 +150,7 @@ _MODULE_OF = {
     "DistributedOptimizer": "optimizer",
     "broadcast_variables": "variables",
     "callbacks": "callbacks",
+    "compression": "compression",
     "load_model": "saving",
 }
 
@@ -163,7 +165,7 @@ def __getattr__(name: str) -> Any:
         # Adapts Keras's progress bar to the world that init joins.
         importlib.import_module("keras_ring.progress")
     module = importlib.import_module(f"keras_ring.{_MODULE_OF[name]}")
-    value = module if name == "callbacks" else getattr(module, name)
+    value = module if name == _MODULE_OF[name] else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from keras_ring import collectives, runtime
 from keras_ring.collectives.naming import LABEL_SEPARATOR
+from keras_ring.compression import Compression
 from keras_ring.gradient_groups import plan_groups
 
 Gradient: TypeAlias = Any  # a tensor, tf.IndexedSlices or None; TensorFlow ships no types
@@ -27,7 +28,12 @@ _uses: weakref.WeakKeyDictionary[Any, collections.Counter[str]] = weakref.WeakKe
 
 
 def reduce_gradients(
-    gradients: Sequence[Gradient], variables: Sequence[Any], *, op: Op = "mean", scope: str
+    gradients: Sequence[Gradient],
+    variables: Sequence[Any],
+    *,
+    op: Op = "mean",
+    scope: str,
+    compression: Compression | None = None,
 ) -> list[Gradient]:
     """Reduce each gradient over all ranks, without waiting for the others.
 
@@ -51,6 +57,8 @@ def reduce_gradients(
         op: `"mean"` or `"sum"`. Defaults to `"mean"`.
         scope: Tells the gradients of one optimizer or tape from those of another. Equal on every
             rank.
+        compression: See `allreduce`; of dense gradients alone. Values that overwrite their variable
+            must be exact. Defaults to None.
 
     Returns:
         A list like `gradients`, equal on all ranks.
@@ -70,6 +78,7 @@ def reduce_gradients(
             [gradients[i] for i in group],
             wanted[group[0]],
             name=f"{prefix}/{group[0]}#" + LABEL_SEPARATOR.join(labels[i] for i in group),
+            compression=None if is_overwritten(variables[group[0]]) else compression,
         )
         for i, result in zip(group, results, strict=True):
             reduced[i] = result

@@ -14,6 +14,7 @@ from typing import Any, get_args
 import keras
 import tensorflow as tf
 
+from keras_ring.compression import Compression, attribute_of
 from keras_ring.errors import ConfigError, InternalError
 from keras_ring.gradients import Gradient, Op, is_overwritten
 from keras_ring.keras_patches import patch_loss_scaling, patch_pickling
@@ -32,7 +33,11 @@ _CLIPS_ACCUMULATED = (
 
 
 def DistributedOptimizer(  # noqa: N802 (as users of Horovod know it)
-    optimizer: Any, *, op: Op = "mean", name: str | None = None
+    optimizer: Any,
+    *,
+    op: Op = "mean",
+    name: str | None = None,
+    compression: Compression | None = None,
 ) -> Any:
     """Make a Keras optimizer apply the gradients of all ranks, and return it.
 
@@ -62,14 +67,18 @@ def DistributedOptimizer(  # noqa: N802 (as users of Horovod know it)
         name: Tells this optimizer's requests from those of others; the same on every rank. Needed
             only if ranks use their optimizers in different order. Defaults to a number, in order of
             first use.
+        compression: "fp16" or "bf16": between hosts dense float32 and float64 gradients travel as
+            16 bits; see `allreduce`. With "fp16" a sum over hosts beyond 65504 becomes infinite,
+            which `LossScaleOptimizer` takes for an overflow and others do not notice. Defaults to
+            None.
 
     Returns:
         The optimizer, for `model.compile` or for a loop of one's own that calls `apply` or
         `apply_gradients`.
 
     Raises:
-        ConfigError: `optimizer` is none of Keras 3, `op` is unknown, or the optimizer was wrapped
-            with another `op`.
+        ConfigError: `optimizer` is none of Keras 3, `op` or `compression` is unknown, or the
+            optimizer was wrapped with another one.
 
     Collective: every rank takes the same steps with optimizers over the same variables.
     Cost: one allreduce for each dense gradient, two allgathers for each sparse one.
@@ -82,10 +91,11 @@ def DistributedOptimizer(  # noqa: N802 (as users of Horovod know it)
             f"DistributedOptimizer: op is {op!r}; expected one of "
             f"{', '.join(map(repr, get_args(Op)))}."
         )
+    attribute_of(compression, "DistributedOptimizer")
     optimizer = _as_keras_optimizer(optimizer)
     patch_loss_scaling()
     patch_pickling(_rebuild)
-    _distribute(optimizer, op, name)
+    _distribute(optimizer, Reducer(op, name, compression))
     return optimizer
 
 
@@ -113,20 +123,22 @@ def _as_keras_optimizer(optimizer: Any) -> Any:
     )
 
 
-def _distribute(optimizer: Any, op: Op, name: str | None) -> None:
+def _distribute(optimizer: Any, reducer: Reducer) -> None:
     """Bind the hooks to `optimizer` and to those inside it, once."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        _distribute(optimizer.inner_optimizer, op, name)
+        _distribute(optimizer.inner_optimizer, reducer)
         return
     present = reducer_of(optimizer)
     if present is not None:
-        if present.op != op:
-            raise ConfigError(
-                f"DistributedOptimizer: {optimizer.name!r} is distributed with op={present.op!r} "
-                f"already, and op={op!r} was asked for. Wrap a new optimizer."
-            )
+        for what in ("op", "compression"):
+            has, wanted = getattr(present, what), getattr(reducer, what)
+            if has != wanted:
+                raise ConfigError(
+                    f"DistributedOptimizer: {optimizer.name!r} is distributed with {what}={has!r} "
+                    f"already, and {what}={wanted!r} was asked for. Wrap a new optimizer."
+                )
         return
-    attach(optimizer, Reducer(op, name))
+    attach(optimizer, reducer)
     hooks = _MULTI_HOOKS if is_multi(optimizer) else _HOOKS
     for method, hook in hooks.items():
         # Past Keras's __setattr__, which is for state. Keras looks methods up on the object, so it
@@ -140,7 +152,8 @@ def _distribute_leaves(multi: Any) -> None:
     """Bind the hooks to the optimizers inside a MultiOptimizer that it has so far."""
     reducer = _own_reducer(multi)
     for i, leaf in enumerate(leaves(multi)):
-        _distribute(leaf, reducer.op, None if reducer.name is None else f"{reducer.name}/{i}")
+        name = None if reducer.name is None else f"{reducer.name}/{i}"
+        _distribute(leaf, Reducer(reducer.op, name, reducer.compression))
 
 
 def _own_reducer(optimizer: Any) -> Reducer:
@@ -156,7 +169,12 @@ def _own_reducer(optimizer: Any) -> Reducer:
 def _rebuild(reducer: Reducer, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     """Make the copy of a pickled model or optimizer, and distribute it like the original."""
     copy = function(*arguments)
-    DistributedOptimizer(getattr(copy, "optimizer", copy), op=reducer.op, name=reducer.name)
+    DistributedOptimizer(
+        getattr(copy, "optimizer", copy),
+        op=reducer.op,
+        name=reducer.name,
+        compression=reducer.compression,
+    )
     return copy
 
 

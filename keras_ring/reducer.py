@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from keras_ring import gradients
+from keras_ring.compression import Compression
 from keras_ring.errors import ConfigError
 
 _ATTRIBUTE = "_keras_ring_reducer"
@@ -28,11 +29,15 @@ class Reducer:
         name: Tells this optimizer from others in the names of its requests. Defaults to its number
             among the optimizers that have reduced something: a rank may create more of them, as
             long as it does not use them.
+        compression: See `allreduce`. Defaults to None.
     """
 
-    def __init__(self, op: gradients.Op, name: str | None) -> None:
+    def __init__(
+        self, op: gradients.Op, name: str | None, compression: Compression | None = None
+    ) -> None:
         self.op = op
         self.name = name
+        self.compression = compression
         # While True, what the optimizer is given was reduced already.
         self.is_reduced = False
         self.num_reductions = 0
@@ -45,7 +50,7 @@ class Reducer:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Reducer:
         """Return one that shares no scope with this: both may be used in one function."""
-        return Reducer(self.op, self.name)
+        return Reducer(self.op, self.name, self.compression)
 
     @property
     def scope(self) -> str:
@@ -69,7 +74,9 @@ class Reducer:
                 "device."
             )
         self.num_reductions += 1
-        return gradients.reduce_gradients(values, variables, op=self.op, scope=self.scope)
+        return gradients.reduce_gradients(
+            values, variables, op=self.op, scope=self.scope, compression=self.compression
+        )
 
     def reduce_accumulated(self, values: Sequence[gradients.Gradient]) -> list[gradients.Gradient]:
         """Reduce `values`, those of `clip_variables`, under their names in the whole step."""

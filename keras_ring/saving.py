@@ -11,13 +11,16 @@ import h5py
 import keras
 import numpy as np
 
+from keras_ring.compression import Compression
 from keras_ring.gradients import Op
 from keras_ring.optimizer import DistributedOptimizer
 
 __all__ = ["load_model"]
 
 
-def load_model(filepath: Any, *, op: Op = "mean", **kwargs: Any) -> Any:
+def load_model(
+    filepath: Any, *, op: Op = "mean", compression: Compression | None = None, **kwargs: Any
+) -> Any:
     """Load a model with `keras.saving.load_model` and distribute its optimizer.
 
     A file knows the plain optimizer only, whichever saved it. The optimizer that was loaded is
@@ -28,13 +31,14 @@ def load_model(filepath: Any, *, op: Op = "mean", **kwargs: Any) -> Any:
         filepath: A `.keras` or `.h5` file, as `keras.saving.load_model` takes it. Each rank reads
             it.
         op: As in `DistributedOptimizer`. Defaults to `"mean"`.
+        compression: As in `DistributedOptimizer`. Defaults to None.
         **kwargs: For `keras.saving.load_model`.
 
     Returns:
         The model, compiled as it was saved.
 
     Raises:
-        ConfigError: `op` is unknown.
+        ConfigError: `op` or `compression` is unknown.
 
     Example:
         model = keras_ring.load_model("digits.keras")
@@ -44,7 +48,7 @@ def load_model(filepath: Any, *, op: Op = "mean", **kwargs: Any) -> Any:
     if getattr(model, "optimizer", None) is not None:
         if str(filepath).endswith((".h5", ".hdf5")):
             _complete_optimizer(model, Path(filepath))
-        DistributedOptimizer(model.optimizer, op=op)
+        DistributedOptimizer(model.optimizer, op=op, compression=compression)
     return model
 
 

@@ -25,6 +25,11 @@ def _gradient_name(op: Any, what: str = "gradient") -> str:
     return f"{key}/{what}#{what} of {label or key}"
 
 
+def _compression(op: Any) -> Any:
+    codec = _attr(op, "compression")
+    return None if codec == "none" else codec
+
+
 def _factors(op: Any) -> dict[str, float]:
     return {name: float(_attr(op, name)) for name in ("prescale_factor", "postscale_factor")}
 
@@ -37,6 +42,7 @@ def _allreduce_gradient(op: Any, *upstream: Tensor) -> list[Tensor]:
             upstream,
             "mean" if kind == "mean" else "sum",
             name=_gradient_name(op),
+            compression=_compression(op),
             **_factors(op),
         )
     total = grouped_allreduce(upstream, "sum", name=_gradient_name(op))
@@ -70,9 +76,21 @@ def _selection_gradient(
             t * tf.math.conj(tf.reduce_prod(o, axis=0)) for t, o in zip(total, others, strict=True)
         ]
     # The ranks that hold the extreme value share its gradient.
-    holds = [tf.cast(x == y, x.dtype) for x, y in zip(op.inputs, outputs, strict=True)]
+    holds = [
+        tf.cast(_is_result(op, x, y), x.dtype) for x, y in zip(op.inputs, outputs, strict=True)
+    ]
     count = grouped_allreduce(holds, "sum", name=_gradient_name(op, "ties"))
-    return [t * h / c for t, h, c in zip(total, holds, count, strict=True)]
+    return [t * h / tf.maximum(c, 1) for t, h, c in zip(total, holds, count, strict=True)]
+
+
+def _is_result(op: Any, x: Tensor, y: Tensor) -> Tensor:
+    """Where the input is the extreme value, which may have been rounded on its way."""
+    narrow = {"fp16": tf.float16, "bf16": tf.bfloat16}.get(
+        _attr(op, "compression") if op.type == "KerasRingAllreduce" else "none"
+    )
+    if narrow is None or x.dtype not in (tf.float32, tf.float64):
+        return tf.equal(x, y)
+    return tf.logical_or(tf.equal(x, y), tf.equal(tf.cast(tf.cast(x, narrow), x.dtype), y))
 
 
 def _inputs_of_all_ranks(op: Any) -> list[Tensor]:

@@ -15,6 +15,7 @@ Signature SomeSignature() {
   signature.op = ReduceOp::kMax;
   signature.is_mean = true;
   signature.is_adasum = true;
+  signature.compression = Compression::kBf16;
   signature.root = 7;
   signature.prescale = 0.1;
   signature.postscale = -3e300;

@@ -162,6 +162,8 @@ class Host : public RingSegments {
     return PlaceToKeep(host, window);
   }
 
+  const Scale& after() const override { return bucket_.after; }
+
   void* PlaceToKeep(int host, std::int64_t window) override {
     return SlotOf(own(), window) + layout_.Begin(OwnChunk(host)) * copies_.elem_bytes();
   }
@@ -228,7 +230,7 @@ void HierarchicalAllreduce(const LocalWire& local, const Between& between, const
   std::unique_ptr<RingAllreducePlan> plan;
   std::unique_ptr<Exchanges> ring;
   if (host.has_lane()) {
-    plan = std::make_unique<RingAllreducePlan>(across.rank(), across.size(), &host);
+    plan = std::make_unique<RingAllreducePlan>(across.rank(), across.size(), &host, bucket.codec);
     ring = std::make_unique<Exchanges>(across, plan.get());
   }
   try {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "collectives/wire.h"
+#include "compression/codec.h"
 #include "core/dtype.h"
 #include "reduce/reduce.h"
 
@@ -34,6 +35,9 @@ struct Bucket {
   Scale before;  // of every rank's input
   Scale after;   // of the result
   std::vector<BucketTensor> tensors;
+  // Of what goes around rings; null: it goes as it is. Of the bucket's dtype. Memory that ranks
+  // share is faster than any codec, so nothing is encoded there.
+  Codec* codec = nullptr;
 };
 
 // Every rank calls it with a bucket of the same shape; all hold the same bits afterwards.

@@ -71,6 +71,8 @@ class BucketSegments : public RingSegments {
     return to;
   }
 
+  const Scale& after() const override { return bucket_.after; }
+
   // This rank's own chunk is sent straight from the input; when output and input are the same
   // memory, that send may not have left yet.
   void* PlaceToKeep(int chunk, std::int64_t slab) override {
@@ -118,7 +120,8 @@ void RingAllreduce(const Wire& wire, const Bucket& bucket) {
     return;
   }
   BucketSegments segments(wire, bucket);
-  auto plan = std::make_unique<RingAllreducePlan>(wire.rank(), wire.size(), &segments);
+  auto plan =
+      std::make_unique<RingAllreducePlan>(wire.rank(), wire.size(), &segments, bucket.codec);
   try {
     RunExchanges(wire, plan.get());
   } catch (...) {

@@ -12,6 +12,7 @@
 
 #include "collectives/exchange.h"
 #include "collectives/schedule.h"
+#include "compression/codec.h"
 #include "core/dtype.h"
 #include "reduce/reduce.h"
 
@@ -45,6 +46,9 @@ class RingSegments {
   virtual const void* AddOwnAndKeep(int chunk, std::int64_t slab, Format format,
                                     const void* partial, void* staging) = 0;
 
+  // What AddOwnAndKeep scales a sum with.
+  virtual const Scale& after() const = 0;
+
   // Where a complete segment, in the tensor's format, may be received, or null.
   virtual void* PlaceToKeep(int chunk, std::int64_t slab) = 0;
   // A complete segment has come, to the place that was given or elsewhere.
@@ -58,14 +62,14 @@ class RingSegments {
 inline constexpr int kRingDepth = 4;
 
 // What travels: in the first step own_format(), then partial sums as accumulators, then complete
-// segments in the tensor's format. Nothing else depends on how a segment travels, so this is the
-// place for a codec: encode what SendSource returns for reducing steps and what AddOwnAndKeep
-// returns, decode at the beginning of Received; complete segments are passed on as they came, and
-// the member that completes one keeps what the others will decode.
+// segments in the tensor's format. With a codec, for types that are their own accumulators, all of
+// these travel as payloads: each sum is encoded once, by the member that has added its part;
+// complete segments are passed on as they came, and the member that completes one keeps what the
+// others will decode.
 class RingAllreducePlan : public ExchangePlan {
  public:
-  // `segments` must outlive the plan. At least two members.
-  RingAllreducePlan(int rank, int size, RingSegments* segments);
+  // `segments` and `codec` (null: none) must outlive the plan. At least two members.
+  RingAllreducePlan(int rank, int size, RingSegments* segments, Codec* codec = nullptr);
 
   std::int64_t num_exchanges() const override { return static_cast<std::int64_t>(order_.size()); }
   std::int64_t SendDependsOn(std::int64_t i) const override;
@@ -84,6 +88,9 @@ class RingAllreducePlan : public ExchangePlan {
     std::unique_ptr<char[]> own;     // sent in step 0, when it does not lie anywhere
     std::unique_ptr<char[]> result;  // complete here, when it does not lie anywhere
     const void* complete = nullptr;  // the complete segment that is sent on next
+    // With a codec there is nothing but these; partial[] has the same place in the table of steps.
+    std::unique_ptr<char[]> payload[2];
+    std::unique_ptr<char[]> own_payload;
   };
 
   std::int64_t Number(std::int64_t slab, int step) const {
@@ -91,10 +98,13 @@ class RingAllreducePlan : public ExchangePlan {
   }
   Slot& SlotOf(std::int64_t slab) { return slots_[slab % kRingDepth]; }
   int last_step() const { return static_cast<int>(steps_.size()) - 1; }
-  // Bytes of an element as it travels in a step.
-  std::size_t ElemBytes(int step) const;
+  // Of what travels in a step.
+  std::size_t Bytes(int step, std::int64_t elems) const;
+  void AllocateSlots();
+  void ReceivedPayload(int chunk, std::int64_t slab, int step);
 
   RingSegments* const segments_;
+  Codec* const codec_;
   const std::size_t elem_bytes_;
   const std::size_t accumulator_bytes_;
   const std::vector<RingStep> steps_;
@@ -102,6 +112,7 @@ class RingAllreducePlan : public ExchangePlan {
   const std::vector<SlabStep> order_;
   std::vector<std::int64_t> number_;  // of (slab, step) in order_
   Slot slots_[kRingDepth];
+  std::unique_ptr<char[]> values_;  // with a codec: a segment before it is encoded
 };
 
 }  // namespace keras_ring

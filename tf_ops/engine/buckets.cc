@@ -9,8 +9,8 @@ namespace {
 bool Fits(const Signature& a, const Signature& b) {
   return a.kind == Kind::kAllreduce && b.kind == Kind::kAllreduce && !a.dtypes.empty() &&
          !b.dtypes.empty() && a.dtypes.front() == b.dtypes.front() && a.op == b.op &&
-         a.is_mean == b.is_mean && a.is_adasum == b.is_adasum && a.prescale == b.prescale &&
-         a.postscale == b.postscale;
+         a.is_mean == b.is_mean && a.is_adasum == b.is_adasum && a.compression == b.compression &&
+         a.prescale == b.prescale && a.postscale == b.postscale;
 }
 
 }  // namespace

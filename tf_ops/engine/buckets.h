@@ -10,9 +10,10 @@
 
 namespace keras_ring {
 
-// Pure: indices into `batch`, bucket by bucket. Allreduces of one dtype, operation and scale share
-// a bucket of at most `bucket_bytes`, in the order of the batch; a larger request, and every
-// request of another kind, is alone. The same on all ranks, since it looks at signatures only.
+// Pure: indices into `batch`, bucket by bucket. Allreduces of one dtype, operation, scale and
+// compression share a bucket of at most `bucket_bytes`, in the order of the batch; a larger
+// request, and every request of another kind, is alone. The same on all ranks, since it looks at
+// signatures only.
 std::vector<std::vector<std::size_t>> PlanBuckets(const std::vector<const Signature*>& batch,
                                                   std::int64_t bucket_bytes);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <numeric>
 
 #include "collectives/adasum.h"
@@ -68,6 +69,8 @@ void Allreduce(const Routes& routes, const std::vector<Request*>& requests) {
                                             first_chunk + static_cast<std::int64_t>(i)});
     }
   }
+  const std::unique_ptr<Codec> codec = MakeCodec(signature.compression, bucket.dtype);
+  bucket.codec = codec.get();
   if (signature.is_adasum) return Adasum(routes.world, bucket);
   switch (routes.allreduce) {
     case Algorithm::kLocal:

@@ -94,6 +94,7 @@ void Put(Writer* writer, const Signature& signature) {
   writer->Put(signature.op);
   writer->Put(signature.is_mean);
   writer->Put(signature.is_adasum);
+  writer->Put(signature.compression);
   writer->Put(signature.root);
   writer->Put(signature.prescale);
   writer->Put(signature.postscale);
@@ -108,6 +109,7 @@ Signature GetSignature(Reader* reader) {
   signature.op = reader->Get<ReduceOp>();
   signature.is_mean = reader->Get<bool>();
   signature.is_adasum = reader->Get<bool>();
+  signature.compression = reader->Get<Compression>();
   signature.root = reader->Get<std::int32_t>();
   signature.prescale = reader->Get<double>();
   signature.postscale = reader->Get<double>();

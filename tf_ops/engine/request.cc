@@ -48,9 +48,9 @@ bool HasOpenRows(Kind kind) { return kind == Kind::kAllgather || kind == Kind::k
 
 bool Signature::operator==(const Signature& other) const {
   return kind == other.kind && op == other.op && is_mean == other.is_mean &&
-         is_adasum == other.is_adasum && root == other.root && prescale == other.prescale &&
-         postscale == other.postscale && dtypes == other.dtypes && shapes == other.shapes &&
-         problem == other.problem;
+         is_adasum == other.is_adasum && compression == other.compression && root == other.root &&
+         prescale == other.prescale && postscale == other.postscale && dtypes == other.dtypes &&
+         shapes == other.shapes && problem == other.problem;
 }
 
 std::int64_t BytesOf(const Signature& signature) {
@@ -87,6 +87,9 @@ Difference Differ(const Signature& a, const Signature& b, const std::string& nam
     }
   }
   if (OpText(a) != std::string(OpText(b))) return {"operation", OpText(a), OpText(b)};
+  if (a.compression != b.compression) {
+    return {"compression", CompressionName(a.compression), CompressionName(b.compression)};
+  }
   if (a.root != b.root) return {"root rank", std::to_string(a.root), std::to_string(b.root)};
   if (a.prescale != b.prescale) {
     return {"prescale_factor", NumberText(a.prescale), NumberText(b.prescale)};

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "compression/codec.h"
 #include "core/dtype.h"
 #include "core/shape.h"
 #include "core/status.h"
@@ -38,6 +39,7 @@ struct Signature {
   ReduceOp op = ReduceOp::kSum;
   bool is_mean = false;
   bool is_adasum = false;
+  Compression compression = Compression::kNone;
   std::int32_t root = 0;
   double prescale = 1.0;
   double postscale = 1.0;

@@ -208,6 +208,12 @@ void* Create(TF_OpKernelConstruction* construction) {
       node->signature.prescale = factor("prescale_factor");
       node->signature.postscale = factor("postscale_factor");
     }
+    if constexpr (kind == Kind::kAllreduce) {
+      const std::string compression = StringAttr(construction, "compression");
+      for (const Compression one : kAllCompressions) {
+        if (compression == CompressionName(one)) node->signature.compression = one;
+      }
+    }
     if constexpr (kind == Kind::kBroadcast) {
       node->signature.root = std::atoi(StringAttr(construction, "root_rank").c_str());
     }

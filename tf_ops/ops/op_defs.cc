@@ -98,7 +98,7 @@ std::string RegisterOps() {
   const OpDef ops[] = {
       {kAllreduceOp,
        {name, type, count, "op: {'mean', 'sum', 'min', 'max', 'product', 'adasum'}", prescale,
-        postscale},
+        postscale, "compression: {'none', 'fp16', 'bf16'} = 'none'"},
        {"x: N * T"},
        {"y: N * T"},
        OutputsLikeInputs},

@@ -1,5 +1,7 @@
 #include "reduce/blend.h"
 
+#include "reduce/ieee_mode.h"
+
 namespace keras_ring {
 namespace {
 
@@ -56,6 +58,7 @@ auto WithReals(DType dtype, std::size_t elems, const Body& body) {
 bool IsBlendable(DType dtype) { return IsFloating(dtype) || IsComplex(dtype); }
 
 Dots DotsOf(DType dtype, const void* a, const void* b, std::size_t elems) {
+  const IeeeMode mode;
   return WithReals(dtype, elems, [&](auto real, std::size_t reals) {
     using T = decltype(real);
     return DotsTyped(static_cast<const T*>(a), static_cast<const T*>(b), reals);
@@ -64,6 +67,7 @@ Dots DotsOf(DType dtype, const void* a, const void* b, std::size_t elems) {
 
 void Blend(DType dtype, double weight_a, const void* a, double weight_b, const void* b, void* to,
            std::size_t elems) {
+  const IeeeMode mode;
   WithReals(dtype, elems, [&](auto real, std::size_t reals) {
     using T = decltype(real);
     BlendTyped(weight_a, static_cast<const T*>(a), weight_b, static_cast<const T*>(b),
