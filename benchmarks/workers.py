@@ -1,9 +1,9 @@
 """What one rank does in a benchmark; started by run.py under mpirun, one process a rank.
 
-    python benchmarks/workers.py LIBRARY WORK [NAME=VALUE ...]
+    python benchmarks/workers.py LIBRARY '{"NAME": ["WORK", {"ARGUMENT": VALUE}]}'
 
-LIBRARY is keras_ring, horovod, mpi, memcpy or alone. Rank 0 prints one line of JSON. It runs in
-Horovod's environment too, hence the imports inside functions, and `tf.keras`.
+LIBRARY is keras_ring, horovod, mpi, memcpy or alone. Rank 0 prints a line of JSON for each work. It
+runs in Horovod's environment too, hence the imports inside functions, and `tf.keras`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -38,11 +39,25 @@ class Library:
             self.comm = MPI.COMM_WORLD
             self.rank, self.size = self.comm.rank, self.comm.size
 
-    def allreduce(self, tensor: Any, name: str) -> Any:
-        """Sum a tensor over all ranks, in a graph."""
-        if self.name == "keras_ring":
-            return self.library.allreduce(tensor, "sum", name=name)
-        return self.library.allreduce(tensor, op=self.library.Sum, name=name)
+    def allreduce(self, tensors: list[Any], name: str, how: str) -> list[Any]:
+        """Sum tensors over all ranks, in a graph.
+
+        `how` is "each" (a call for each tensor), "grouped" (one call for all), or "gradients" (as
+        the library's optimizer reduces gradients, which for Horovod is "each").
+        """
+        is_ours = self.name == "keras_ring"
+        op = "sum" if is_ours else self.library.Sum
+        if how == "grouped":
+            return list(self.library.grouped_allreduce(tensors, op=op, name=name))
+        if how == "gradients" and is_ours:
+            from keras_ring.gradients import reduce_gradients
+
+            variables = [types.SimpleNamespace(path=f"{name}_{i}") for i in range(len(tensors))]
+            return reduce_gradients(tensors, variables, op=op, scope=name)
+        return [
+            self.library.allreduce(tensor, op=op, name=f"{name}_{i}")
+            for i, tensor in enumerate(tensors)
+        ]
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -78,30 +93,55 @@ def best_seconds(run: Callable[[], Any], library: Library, repeats: int, rounds:
     return best
 
 
-def allreduce(library: Library, num_tensors: int, num_elems: int, repeats: int) -> dict[str, float]:
-    """Time of summing `num_tensors` float32 tensors, all of them in one graph."""
+def allreduce(
+    library: Library,
+    num_tensors: int,
+    num_elems: int,
+    repeats: int,
+    chain: int = 0,
+    how: str = "each",
+) -> float:
+    """Time of summing `num_tensors` float32 tensors, all of them in one graph.
+
+    With `chain` the tensors are made in the graph, as gradients are, and summed so many times one
+    after the other; what the graph takes without that is subtracted. Otherwise they are arguments
+    of the graph, and the time is that of the whole call.
+    """
     if library.name == "mpi":
         from mpi4py import MPI
 
         # One call for all: what a program that fuses by hand would do.
         send = np.ones(num_tensors * num_elems, np.float32)
         receive = np.empty_like(send)
-        seconds = best_seconds(
+        return best_seconds(
             lambda: library.comm.Allreduce(send, receive, MPI.SUM), library, repeats
         )
-        return {"seconds": seconds}
     import tensorflow as tf
 
-    tensors = [tf.ones(num_elems) for _ in range(num_tensors)]
+    def reduced(values: list[Any], step: int) -> list[Any]:
+        return library.allreduce(values, f"bench_{num_elems}_{step}", how)
 
-    @tf.function
-    def reduce_all(values: Any) -> Any:
-        return [library.allreduce(v, f"bench_{num_elems}_{i}") for i, v in enumerate(values)]
+    if not chain:
+        tensors = [tf.ones(num_elems) for _ in range(num_tensors)]
+        call = tf.function(lambda values: reduced(values, 0))
+        return best_seconds(lambda: call(tensors), library, repeats)
 
-    return {"seconds": best_seconds(lambda: reduce_all(tensors), library, repeats)}
+    def make(length: int) -> Callable[[], Any]:
+        @tf.function
+        def run(start: Any) -> Any:
+            values = [tf.fill([num_elems], start + i) for i in range(num_tensors)]
+            for step in range(length):
+                values = reduced(values, step)
+            return tf.add_n([value[0] for value in values])
+
+        start = tf.constant(1.0)
+        return lambda: run(start)
+
+    without = best_seconds(make(0), library, repeats)
+    return (best_seconds(make(chain), library, repeats) - without) / chain
 
 
-def collective(library: Library, kind: str, num_elems: int, repeats: int) -> dict[str, float]:
+def collective(library: Library, kind: str, num_elems: int, repeats: int) -> float:
     """Time of another collective on float32.
 
     `num_elems` is what a rank brings to alltoall, reducescatter and broadcast, and what it gets
@@ -118,7 +158,7 @@ def collective(library: Library, kind: str, num_elems: int, repeats: int) -> dic
             "reducescatter": lambda: library.comm.Reduce_scatter_block(send, receive),
             "broadcast": lambda: library.comm.Bcast(send, 0),
         }
-        return {"seconds": best_seconds(calls[kind], library, repeats)}
+        return best_seconds(calls[kind], library, repeats)
     import tensorflow as tf
 
     arguments: dict[str, Any] = {"name": f"bench_{kind}_{num_elems}"}
@@ -128,10 +168,10 @@ def collective(library: Library, kind: str, num_elems: int, repeats: int) -> dic
         arguments["op"] = "sum" if library.name == "keras_ring" else library.library.Sum
     call = tf.function(lambda x: getattr(library.library, kind)(x, **arguments))
     tensor = tf.ones(brought)
-    return {"seconds": best_seconds(lambda: call(tensor), library, repeats)}
+    return best_seconds(lambda: call(tensor), library, repeats)
 
 
-def eager(library: Library, kind: str, repeats: int) -> dict[str, float]:
+def eager(library: Library, kind: str, repeats: int) -> float:
     """Time of an eager collective whose size is another one each time."""
     import tensorflow as tf
 
@@ -144,14 +184,14 @@ def eager(library: Library, kind: str, repeats: int) -> dict[str, float]:
         for tensor in tensors:
             call(tensor, name=f"eager_{kind}", **arguments)
 
-    return {"seconds": best_seconds(run, library, 1, rounds=3) / repeats}
+    return best_seconds(run, library, 1, rounds=3) / repeats
 
 
-def copy(library: Library, num_bytes: int, repeats: int) -> dict[str, float]:
+def copy(library: Library, num_bytes: int, repeats: int) -> float:
     """Time in which every rank copies its own memory, all at once."""
     source = np.ones(num_bytes, np.uint8)
     target = np.empty_like(source)
-    return {"seconds": best_seconds(lambda: np.copyto(target, source), library, repeats)}
+    return best_seconds(lambda: np.copyto(target, source), library, repeats)
 
 
 def build(model: str, keras: Any) -> tuple[Any, tuple[int, ...]]:
@@ -173,7 +213,7 @@ def build(model: str, keras: Any) -> tuple[Any, tuple[int, ...]]:
     return keras.Sequential([*net, layers.GlobalAveragePooling2D(), layers.Dense(10)]), (64, 64, 3)
 
 
-def train(library: Library, model: str, steps: int) -> dict[str, float]:
+def train(library: Library, model: str, steps: int) -> float:
     """Seconds of one training step (median), one compute thread a rank, batch 32 a rank."""
     import tensorflow as tf
 
@@ -203,7 +243,7 @@ def train(library: Library, model: str, steps: int) -> dict[str, float]:
 
     net.fit(data, epochs=1, verbose=0, callbacks=[Clock()])
     warm = len(ends) // 4
-    return {"seconds": float(np.median(np.diff(ends)[warm:]))}
+    return float(np.median(np.diff(ends)[warm:]))
 
 
 WORK = {
@@ -216,14 +256,13 @@ WORK = {
 
 
 def main() -> None:
-    """Run one benchmark and print its result on rank 0."""
+    """Run one work after the other; rank 0 prints the seconds of each."""
     library = Library(sys.argv[1])
-    arguments = dict(argument.split("=") for argument in sys.argv[3:])
-    values = {k: int(v) if v.isdecimal() else v for k, v in arguments.items()}
-    result = WORK[sys.argv[2]](library, **values)  # type: ignore[operator]
-    library.barrier()
-    if library.rank == 0:
-        print("BENCH " + json.dumps(result), flush=True)
+    for name, (kind, values) in json.loads(sys.argv[2]).items():
+        result = WORK[kind](library, **values)
+        library.barrier()
+        if library.rank == 0:
+            print("BENCH " + json.dumps({name: result}), flush=True)
 
 
 if __name__ == "__main__":
