@@ -35,8 +35,8 @@ struct Bucket {
   Scale before;  // of every rank's input
   Scale after;   // of the result
   std::vector<BucketTensor> tensors;
-  // Of what goes around rings; null: it goes as it is. Of the bucket's dtype. Memory that ranks
-  // share is faster than any codec, so nothing is encoded there.
+  // Of what goes around rings; null: it goes as it is. Of the bucket's dtype. What ranks share in
+  // memory is never encoded, so that a host's sum is exact.
   Codec* codec = nullptr;
 };
 
