@@ -34,8 +34,8 @@ class Config:
             number. Defaults to 4096.
         slot_bytes: `KERAS_RING_SLOT_BYTES`. Bytes of a slot in the memory that the ranks of a host
             share. Within one host each rank has four; between hosts eight, four times as large or
-            larger, with many ranks. Defaults to 262144: 1 MiB a rank on one host, 8 to 48 MiB
-            between hosts. With messages and buffers a rank stays below 64 MiB.
+            larger, with many ranks: 1 MiB a rank on one host, 8 to 48 MiB between hosts. With
+            messages and buffers a rank stays below 64 MiB. Defaults to 262144.
         algorithm: `KERAS_RING_ALGORITHM`. "ring" makes allreduce one ring over all ranks, "auto"
             uses shared memory within a host and rings between hosts. Defaults to "auto".
         is_launched: Whether an MPI launcher started this process.
