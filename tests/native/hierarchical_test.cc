@@ -59,6 +59,25 @@ TEST("the bits of a tensor do not depend on what it is fused with, nor on the sl
   }
 }
 
+TEST("a bucket that travels whole gets the bits that a ring would give it") {
+  std::minstd_rand random(13);
+  for (const auto& hosts : kWorlds) {
+    for (const Sends sends : {Sends::kAtOnce, Sends::kLate}) {
+      const Note note("hosts ", hosts);
+      World world = Hosts(hosts, sends);
+      const int size = world.topology.size();
+      const std::vector<Tensor> tensors = {RandomTensor<float>(size, 1, &random),
+                                           RandomTensor<float>(size, 0, &random),
+                                           RandomTensor<float>(size, 301, &random)};
+      // One window, and many.
+      for (const std::size_t slot_bytes : {std::size_t{1 << 16}, std::size_t(16 * size)}) {
+        world.slot_bytes = slot_bytes;
+        CheckBucket(world, tensors, /*in_place=*/false);
+      }
+    }
+  }
+}
+
 TEST("hundreds of buckets one after the other, of which some are empty") {
   for (const auto& hosts : kWorlds) {
     RunRanks(Hosts(hosts, Sends::kLate), [&](const Routes& routes) {

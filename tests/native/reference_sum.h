@@ -36,15 +36,6 @@ Brought<T> RandomTensor(int size, std::int64_t elems, std::minstd_rand* random) 
   return tensor;
 }
 
-// In the order of the ring of a lane, which is that of its ranks.
-inline std::vector<int> HostsOfLane(const keras_ring::Topology& topology, int lane) {
-  std::vector<int> hosts;
-  for (int rank = 0; rank < topology.size(); ++rank) {
-    if (topology.local_rank(rank) == lane) hosts.push_back(topology.node_of[rank]);
-  }
-  return hosts;
-}
-
 // Within a host by rank; between hosts beginning with the one that the chunk is numbered after,
 // where `carried` is what a value becomes on its way to another. No word of windows, segments or
 // what else is in the bucket.
@@ -67,12 +58,11 @@ std::vector<T> ReferenceSum(const keras_ring::Topology& topology, const Brought<
   std::vector<T> result(tensor.elems());
   for (int piece = 0; piece < num_chunks; ++piece) {
     const auto chunk = static_cast<int>((piece + tensor.first_chunk) % num_chunks);
-    const std::vector<int> hosts = HostsOfLane(topology, chunk / num_hosts);
     const keras_ring::Range range = keras_ring::PartOf(tensor.elems(), num_chunks, piece);
     for (std::int64_t j = range.begin; j < range.end; ++j) {
-      T sum = sums[hosts[chunk % num_hosts]][j];
+      T sum = sums[chunk % num_hosts][j];
       for (int step = 1; step < num_hosts; ++step) {
-        sum = carried(sum) + sums[hosts[(chunk + step) % num_hosts]][j];
+        sum = carried(sum) + sums[(chunk + step) % num_hosts][j];
       }
       result[j] = carried(sum / static_cast<T>(divisor));
     }
@@ -111,6 +101,7 @@ inline const std::vector<std::vector<int>> kWorlds = {{0, 1, 1, 1},        // 1 
                                                       {0, 0, 1, 2, 2, 2},  // 2 + 1 + 3
                                                       {0, 1, 1, 0, 0},     // 3 + 2, mixed
                                                       {0, 0, 1, 1, 2, 2},
+                                                      {0, 1, 2, 2, 1, 0},  // another order
                                                       {0, 1, 2, 3, 1, 3},  // 1 + 2 + 1 + 2
                                                       {0, 0, 1, 1, 2, 2, 3, 3}};
 

@@ -53,5 +53,14 @@ TEST("slots without room for an element of every chunk: a ring") {
   CHECK_EQ(SelectAllreduce(Algorithm::kAuto, one_lane, 31), Algorithm::kRing);
 }
 
+TEST("between hosts little data travels whole, the less the more hosts there are") {
+  CHECK(TravelsWhole(4, 2));
+  CHECK(TravelsWhole(32 * 1024, 3));
+  CHECK(TravelsWhole(1024, 64));
+  CHECK(!TravelsWhole(33 * 1024, 3));
+  CHECK(!TravelsWhole(32 * 1024, 4));
+  CHECK(!TravelsWhole(std::int64_t{1} << 40, 2));
+}
+
 }  // namespace
 }  // namespace keras_ring

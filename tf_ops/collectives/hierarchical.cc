@@ -5,72 +5,27 @@
 #include <vector>
 
 #include "collectives/add_sources.h"
-#include "collectives/bucket_view.h"
 #include "collectives/exchange.h"
+#include "collectives/host_layout.h"
+#include "collectives/host_sums.h"
 #include "collectives/ring_plan.h"
-#include "collectives/schedule.h"
+#include "collectives/select.h"
 #include "collectives/windows.h"
 
 namespace keras_ring {
 namespace {
 
-using Span = BucketView::Span;
-
-// A window has a segment of every chunk, those of one lane beside each other. Like the flat ring's,
-// chunks are made of each tensor's pieces, so that the order in which hosts are added depends on
-// nothing else.
-class Layout {
- public:
-  Layout(const Bucket& bucket, int num_chunks, std::int64_t slot_bytes)
-      : num_chunks_(num_chunks), view_(bucket, num_chunks) {
-    const auto elem_bytes = static_cast<std::int64_t>(DTypeBytes(bucket.dtype));
-    const std::int64_t most = std::max<std::int64_t>(1, slot_bytes / elem_bytes / num_chunks);
-    // Some windows at least, so that all stages work beside each other, but no message so small
-    // that it costs more than its data.
-    const std::int64_t least = std::min(most, kLeastSegmentBytes / elem_bytes);
-    segment_elems_ = std::clamp(view_.max_chunk_elems() / kLeastWindows, least, most);
-  }
-
-  std::int64_t num_windows() const {
-    return (view_.max_chunk_elems() + segment_elems_ - 1) / segment_elems_;
-  }
-  int num_chunks() const { return num_chunks_; }
-  std::int64_t segment_elems() const { return segment_elems_; }
-  // Of a chunk's segment in the slot, in elements.
-  std::int64_t Begin(int chunk) const { return chunk * segment_elems_; }
-  std::int64_t Elems(std::int64_t window, int chunk) const {
-    return Segment(window, chunk).elems();
-  }
-  // Offsets from the slot's beginning.
-  std::vector<Span> Spans(std::int64_t window, int chunk) const {
-    auto spans = view_.Spans(chunk, Segment(window, chunk));
-    for (Span& span : spans) span.offset += Begin(chunk);
-    return spans;
-  }
-
- private:
-  static constexpr std::int64_t kLeastWindows = 8;
-  static constexpr std::int64_t kLeastSegmentBytes = 32 * 1024;
-
-  Range Segment(std::int64_t window, int chunk) const {
-    return view_.Clip(chunk, Range{window * segment_elems_, (window + 1) * segment_elems_});
-  }
-
-  const int num_chunks_;
-  const BucketView view_;
-  std::int64_t segment_elems_ = 0;
-};
+using Span = HostLayout::Span;
 
 // The host's side: this rank packs what others sum up, and copies out what they have got. As the
 // segments of a ring: the sums of this rank's lane.
 class Host : public RingSegments {
  public:
-  Host(const LocalWire& wire, const Between& between, const Bucket& bucket)
+  Host(const LocalWire& wire, const HostLayout& layout, int num_lanes, const Bucket& bucket)
       : arena_(*wire.arena),
         bucket_(bucket),
-        num_hosts_(between.num_hosts),
-        num_lanes_(between.num_lanes),
-        layout_(bucket, num_hosts_ * num_lanes_, static_cast<std::int64_t>(arena_.slot_bytes())),
+        layout_(layout),
+        num_lanes_(num_lanes),
         copies_(bucket),
         accumulator_bytes_(static_cast<std::int64_t>(AccumulatorBytes(bucket.dtype))),
         first_window_(arena_.first_window) {}
@@ -87,7 +42,7 @@ class Host : public RingSegments {
       return false;
     }
     for (int chunk = 0; chunk < layout_.num_chunks() && arena_.local_size() > 1; ++chunk) {
-      if (LaneOf(chunk) == own()) continue;
+      if (layout_.LaneOf(chunk) == own()) continue;
       copies_.Pack(layout_.Spans(packed_, chunk), SlotOf(own(), packed_));
     }
     arena_.SetProgress(Arena::kPacked, first_window_ + ++packed_);
@@ -103,8 +58,8 @@ class Host : public RingSegments {
       }
     }
     for (int chunk = 0; chunk < layout_.num_chunks(); ++chunk) {
-      if (LaneOf(chunk) == own()) continue;
-      copies_.CopyOut(layout_.Spans(copied_, chunk), SlotOf(LaneOf(chunk), copied_));
+      if (layout_.LaneOf(chunk) == own()) continue;
+      copies_.CopyOut(layout_.Spans(copied_, chunk), SlotOf(layout_.LaneOf(chunk), copied_));
     }
     // Nor does this rank read the others' inputs for its own lane any more.
     arena_.SetProgress(Arena::kCopied, first_window_ + ++copied_);
@@ -179,9 +134,8 @@ class Host : public RingSegments {
 
  private:
   int own() const { return arena_.local_rank(); }
-  int LaneOf(int chunk) const { return chunk / num_hosts_; }
   // The chunk of this rank's lane that a host begins.
-  int OwnChunk(int host) const { return own() * num_hosts_ + host; }
+  int OwnChunk(int host) const { return layout_.ChunkOf(own(), host); }
   char* SlotOf(int local_rank, std::int64_t window) const {
     return arena_.Slot(local_rank, first_window_ + window);
   }
@@ -198,9 +152,8 @@ class Host : public RingSegments {
 
   Arena& arena_;
   const Bucket& bucket_;
-  const int num_hosts_;
+  const HostLayout& layout_;
   const int num_lanes_;
-  const Layout layout_;
   const SlotCopies copies_;
   const std::int64_t accumulator_bytes_;
   const std::int64_t first_window_;
@@ -218,21 +171,33 @@ Between BetweenHosts(const Wire& world) {
   Between between{world, topology.num_nodes(), topology.num_lanes()};
   between.across.members.clear();
   const int local_rank = topology.local_rank(world.transport->rank());
-  for (const int rank : world.members) {
-    if (topology.local_rank(rank) == local_rank) between.across.members.push_back(rank);
+  for (int host = 0; host < between.num_hosts; ++host) {
+    for (const int rank : world.members) {
+      if (topology.node_of[rank] == host && topology.local_rank(rank) == local_rank) {
+        between.across.members.push_back(rank);
+      }
+    }
   }
   return between;
 }
 
 void HierarchicalAllreduce(const LocalWire& local, const Between& between, const Bucket& bucket) {
+  const HostLayout layout(bucket, between.num_hosts, between.num_lanes, local.arena->slot_bytes());
+  // Nothing is encoded in a step that is all latency; with a codec the bits would be others.
+  if (bucket.codec == nullptr && layout.num_windows() <= 1 &&
+      TravelsWhole(layout.num_chunks() * layout.segment_elems() * layout.elem_bytes(),
+                   between.num_hosts)) {
+    return ExchangeHostSums(local, between, layout, bucket);
+  }
   const Wire& across = between.across;
-  Host host(local, between, bucket);
+  Host host(local, layout, between.num_lanes, bucket);
   std::unique_ptr<RingAllreducePlan> plan;
   std::unique_ptr<Exchanges> ring;
   if (host.has_lane()) {
     plan = std::make_unique<RingAllreducePlan>(across.rank(), across.size(), &host, bucket.codec);
     ring = std::make_unique<Exchanges>(across, plan.get());
   }
+  if (host.num_slabs() > kRingDepth) local.idle->ExpectBulk();
   try {
     const auto is_done = [&] { return host.is_done() && (ring == nullptr || ring->is_done()); };
     while (!is_done()) {

@@ -10,7 +10,8 @@ namespace keras_ring {
 
 // How the ranks of a host reach the others.
 struct Between {
-  Wire across;  // the ranks with this one's local number: one on each host, if it has a lane
+  Wire across;  // the ranks with this one's local number: one on each host, in their order, if it
+                // has a lane
   int num_hosts = 1;
   int num_lanes = 1;
 };

@@ -16,7 +16,7 @@ struct Wire {
   Transport* transport = nullptr;
   Idle* idle = nullptr;
   std::int64_t segment_bytes = 0;
-  std::vector<int> members;  // ranks, ascending; this rank is one of them
+  std::vector<int> members;  // ranks, in the order of the ring; this rank is one of them
 
   int size() const { return static_cast<int>(members.size()); }
   int rank() const {

@@ -357,6 +357,7 @@ void Engine::RunBatch() {
     for (const std::size_t index : indices) bucket.push_back(&batches_.front()[index]);
     running_label_ = Describe(*bucket.front());
     Reset();
+    is_bulk_ = false;
     Execute(routes_, bucket);
     for (Request* request : bucket) {
       running_.erase(KeyOf(request->name));
@@ -405,7 +406,9 @@ void Engine::Step(std::uint32_t seen, bool rings) {
     if (!std::exchange(was_wait_reported_, true)) LogLine(rank(), text);
   }
   // Who waits for what rings has looked for a while already.
-  const auto nap = rings && !transport_->MustPoll() ? kAtRest : pause_.Next(kInTransfer);
+  const auto nap = rings && !transport_->MustPoll() ? kAtRest
+                   : is_bulk_                       ? pause_.NextInBulk()
+                                                    : pause_.Next(kInTransfer);
   if (nap.count() == 0) return;
   Bell* const bell = transport_->bell();
   if (is_helping_) bell->is_attended = 0;

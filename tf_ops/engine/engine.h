@@ -85,6 +85,7 @@ class Engine : private Idle {
   // Idle: called between two looks at a transfer.
   void Step(std::uint32_t seen, bool rings) override;
   void Reset() override;
+  void ExpectBulk() override { is_bulk_ = true; }
 
   const Options options_;
   const std::unique_ptr<Transport> transport_;
@@ -114,6 +115,7 @@ class Engine : private Idle {
   double leaving_since_s_ = 0;
   bool is_running_batch_ = false;
   bool is_helping_ = false;
+  bool is_bulk_ = false;
   std::string running_label_;
   Status failure_;
   Pause pause_;

@@ -23,6 +23,9 @@ class Idle {
   virtual void Step(std::uint32_t seen, bool rings) = 0;
   // Something arrived: the next wait begins afresh.
   virtual void Reset() = 0;
+  // From now on many pieces are under way at once: what counts is that the core is free for others
+  // meanwhile, not that each piece is seen at once. Until the next collective.
+  virtual void ExpectBulk() {}
 };
 
 // The caller guarantees: all calls come from one thread; the memory of a transfer stays valid and,
