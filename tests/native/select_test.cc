@@ -53,6 +53,14 @@ TEST("slots without room for an element of every chunk: a ring") {
   CHECK_EQ(SelectAllreduce(Algorithm::kAuto, one_lane, 31), Algorithm::kRing);
 }
 
+TEST("what is only moved: shared memory on one host and within several, else a ring") {
+  CHECK_EQ(SelectMovement(Topology::OneHost(4), kSlotBytes), Algorithm::kLocal);
+  CHECK_EQ(SelectMovement(Topology::OneHost(4), 0), Algorithm::kRing);
+  CHECK_EQ(SelectMovement(HostsOf({0, 0, 1}), kSlotBytes), Algorithm::kHierarchical);
+  CHECK_EQ(SelectMovement(HostsOf({0, 0, 1}), 0), Algorithm::kRing);
+  CHECK_EQ(SelectMovement(HostsOf({0, 1, 2}), kSlotBytes), Algorithm::kRing);
+}
+
 TEST("between hosts little data travels whole, the less the more hosts there are") {
   CHECK(TravelsWhole(4, 2));
   CHECK(TravelsWhole(32 * 1024, 3));

@@ -15,8 +15,10 @@
 #define KERAS_RING_COLLECTIVES_LOCAL_H_
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
+#include "collectives/gather_plan.h"
 #include "collectives/ring.h"
 #include "transport/transport.h"
 
@@ -36,8 +38,13 @@ void LocalAllreduce(const LocalWire& wire, const Bucket& bucket);
 void LocalAllgather(const LocalWire& wire, const void* input,
                     const std::vector<std::int64_t>& block_bytes, void* output);
 
-// See TreeBroadcast. `root` is a local rank.
-void LocalBroadcast(const LocalWire& wire, int root, void* data, std::int64_t bytes);
+// The same where the blocks, by local rank, do not follow each other.
+void LocalAllgather(const LocalWire& wire, const void* input, const Pieces& outputs);
+
+// See TreeBroadcast. `root` is a local rank; where its data is still coming, `await_until(end)`
+// waits for the first `end` bytes.
+void LocalBroadcast(const LocalWire& wire, int root, void* data, std::int64_t bytes,
+                    const std::function<void(std::int64_t)>& await_until = nullptr);
 
 }  // namespace keras_ring
 

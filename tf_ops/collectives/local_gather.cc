@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
 #include "collectives/local.h"
 #include "collectives/schedule.h"
@@ -8,20 +7,23 @@
 
 namespace keras_ring {
 
-void LocalAllgather(const LocalWire& wire, const void* input,
-                    const std::vector<std::int64_t>& block_bytes, void* output) {
+void LocalAllgather(const LocalWire& wire, const void* input, const Pieces& outputs) {
   Arena& arena = *wire.arena;
   const int own = arena.local_rank();
   const auto slot_bytes = static_cast<std::int64_t>(arena.slot_bytes());
   const std::int64_t first = arena.first_window;
-  const std::int64_t num_windows =
-      (*std::max_element(block_bytes.begin(), block_bytes.end()) + slot_bytes - 1) / slot_bytes;
+  std::int64_t num_windows = 0;
+  std::int64_t all_bytes = 0;
+  for (const MutableBytes& output : outputs) {
+    const auto bytes = static_cast<std::int64_t>(output.bytes);
+    all_bytes += bytes;
+    num_windows = std::max(num_windows, (bytes + slot_bytes - 1) / slot_bytes);
+  }
   const auto window_of = [&](int rank, std::int64_t window) {
-    return Range{std::min(window * slot_bytes, block_bytes[rank]),
-                 std::min((window + 1) * slot_bytes, block_bytes[rank])};
+    const auto bytes = static_cast<std::int64_t>(outputs[rank].bytes);
+    return Range{std::min(window * slot_bytes, bytes), std::min((window + 1) * slot_bytes, bytes)};
   };
-  const bool is_past_cache =
-      IsPastCache(std::accumulate(block_bytes.begin(), block_bytes.end(), std::int64_t{0}));
+  const bool is_past_cache = IsPastCache(all_bytes);
   const char* const from = static_cast<const char*>(input);
   for (std::int64_t turn = 0; turn < num_windows + 1; ++turn) {
     if (turn < num_windows) {
@@ -34,20 +36,32 @@ void LocalAllgather(const LocalWire& wire, const void* input,
     }
     if (turn == 0) continue;
     AwaitAll(wire, Arena::kPacked, first + turn);
-    char* to = static_cast<char*>(output);
-    for (int rank = 0; rank < arena.local_size(); to += block_bytes[rank++]) {
+    for (int rank = 0; rank < arena.local_size(); ++rank) {
       const Range range = window_of(rank, turn - 1);
+      char* const to = static_cast<char*>(outputs[rank].data) + range.begin;
       const char* const source =
           rank == own ? from + range.begin : arena.Slot(rank, first + turn - 1);
-      if (source == to + range.begin) continue;
-      CopyResult(to + range.begin, source, range.elems(), is_past_cache);
+      if (source == to) continue;
+      CopyResult(to, source, range.elems(), is_past_cache);
     }
     arena.SetProgress(Arena::kCopied, first + turn);
   }
   FinishAt(wire, first + num_windows);
 }
 
-void LocalBroadcast(const LocalWire& wire, int root, void* data, std::int64_t bytes) {
+void LocalAllgather(const LocalWire& wire, const void* input,
+                    const std::vector<std::int64_t>& block_bytes, void* output) {
+  Pieces outputs;
+  char* at = static_cast<char*>(output);
+  for (const std::int64_t bytes : block_bytes) {
+    outputs.push_back({at, static_cast<std::size_t>(bytes)});
+    at += bytes;
+  }
+  LocalAllgather(wire, input, outputs);
+}
+
+void LocalBroadcast(const LocalWire& wire, int root, void* data, std::int64_t bytes,
+                    const std::function<void(std::int64_t)>& await_until) {
   Arena& arena = *wire.arena;
   const auto slot_bytes = static_cast<std::int64_t>(arena.slot_bytes());
   const std::int64_t first = arena.first_window;
@@ -56,6 +70,7 @@ void LocalBroadcast(const LocalWire& wire, int root, void* data, std::int64_t by
     char* const at = static_cast<char*>(data) + window * slot_bytes;
     const std::int64_t size = std::min(slot_bytes, bytes - window * slot_bytes);
     if (arena.local_rank() == root) {
+      if (await_until != nullptr) await_until(window * slot_bytes + size);
       AwaitAll(wire, Arena::kCopied, first + window + 1 - Arena::kNumSlots);
       std::memcpy(arena.Slot(root, first + window), at, size);
       arena.SetProgress(Arena::kPacked, first + window + 1);

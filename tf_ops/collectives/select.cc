@@ -14,6 +14,12 @@ Algorithm SelectAllreduce(Algorithm wished, const Topology& topology, std::size_
   return topology.size() == topology.num_nodes() ? Algorithm::kRing : Algorithm::kHierarchical;
 }
 
+Algorithm SelectMovement(const Topology& topology, std::size_t slot_bytes) {
+  if (slot_bytes == 0) return Algorithm::kRing;
+  if (topology.num_nodes() == 1) return Algorithm::kLocal;
+  return topology.size() == topology.num_nodes() ? Algorithm::kRing : Algorithm::kHierarchical;
+}
+
 bool TravelsWhole(std::int64_t bytes, int num_hosts) {
   // A step takes 30 us or more, in which 32 KiB and more pass a wire of 10 Gbit/s.
   constexpr std::int64_t kBytesOfAStep = 32 * 1024;

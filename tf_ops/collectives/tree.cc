@@ -1,9 +1,6 @@
 #include "collectives/tree.h"
 
 #include <algorithm>
-#include <deque>
-
-#include "collectives/schedule.h"
 
 namespace keras_ring {
 namespace {
@@ -13,35 +10,47 @@ constexpr std::size_t kWindow = 4;
 
 }  // namespace
 
-void TreeBroadcast(const Wire& wire, int root, void* data, std::int64_t bytes) {
-  TreeLinks links = BroadcastTree(wire.rank(), wire.size(), root);
-  if (links.parent >= 0) links.parent = wire.peer(links.parent);
-  for (int& child : links.children) child = wire.peer(child);
-  char* const begin = static_cast<char*>(data);
-  const std::int64_t num_segments = (bytes + wire.segment_bytes - 1) / wire.segment_bytes;
-  const auto segment_at = [&](std::int64_t i) { return begin + i * wire.segment_bytes; };
-  const auto bytes_of = [&](std::int64_t i) {
-    return static_cast<std::size_t>(std::min(wire.segment_bytes, bytes - i * wire.segment_bytes));
-  };
-  std::deque<Transport::Transfer> recvs;
-  std::deque<Transport::Transfer> sends;
-  std::int64_t posted = 0;
-  for (std::int64_t i = 0; i < num_segments; ++i) {
-    if (links.parent >= 0) {
-      for (; posted < num_segments && recvs.size() < kWindow; ++posted) {
-        recvs.push_back(wire.transport->Recv(links.parent, segment_at(posted), bytes_of(posted)));
+TreeBroadcaster::TreeBroadcaster(const Wire& wire, int root, void* data, std::int64_t bytes)
+    : wire_(wire),
+      links_(BroadcastTree(wire.rank(), wire.size(), root)),
+      data_(static_cast<char*>(data)),
+      bytes_(bytes),
+      num_segments_((bytes + wire.segment_bytes - 1) / wire.segment_bytes) {
+  if (links_.parent >= 0) links_.parent = wire.peer(links_.parent);
+  for (int& child : links_.children) child = wire.peer(child);
+}
+
+std::size_t TreeBroadcaster::BytesOf(std::int64_t index) const {
+  return static_cast<std::size_t>(
+      std::min(wire_.segment_bytes, bytes_ - index * wire_.segment_bytes));
+}
+
+void TreeBroadcaster::AwaitUntil(std::int64_t end) {
+  for (; arrived_ * wire_.segment_bytes < std::min(end, bytes_); ++arrived_) {
+    if (links_.parent >= 0) {
+      for (; posted_ < num_segments_ && recvs_.size() < kWindow; ++posted_) {
+        recvs_.push_back(
+            wire_.transport->Recv(links_.parent, SegmentAt(posted_), BytesOf(posted_)));
       }
-      wire.transport->Wait(recvs.front(), wire.idle);
-      recvs.pop_front();
+      wire_.transport->Wait(recvs_.front(), wire_.idle);
+      recvs_.pop_front();
     }
-    for (const int child : links.children) {
-      sends.push_back(wire.transport->Send(child, segment_at(i), bytes_of(i)));
+    for (const int child : links_.children) {
+      sends_.push_back(wire_.transport->Send(child, SegmentAt(arrived_), BytesOf(arrived_)));
     }
-    for (; sends.size() > kWindow * links.children.size(); sends.pop_front()) {
-      wire.transport->Wait(sends.front(), wire.idle);
+    for (; sends_.size() > kWindow * links_.children.size(); sends_.pop_front()) {
+      wire_.transport->Wait(sends_.front(), wire_.idle);
     }
   }
-  for (const Transport::Transfer send : sends) wire.transport->Wait(send, wire.idle);
+}
+
+void TreeBroadcaster::Finish() {
+  AwaitUntil(bytes_);
+  for (; !sends_.empty(); sends_.pop_front()) wire_.transport->Wait(sends_.front(), wire_.idle);
+}
+
+void TreeBroadcast(const Wire& wire, int root, void* data, std::int64_t bytes) {
+  TreeBroadcaster(wire, root, data, bytes).Finish();
 }
 
 }  // namespace keras_ring

@@ -63,6 +63,7 @@ Routes Engine::MakeRoutes() {
   routes.local = LocalWire{arena, this};
   routes.allreduce =
       SelectAllreduce(options_.algorithm, ranks, arena == nullptr ? 0 : arena->slot_bytes());
+  routes.movement = SelectMovement(ranks, arena == nullptr ? 0 : arena->slot_bytes());
   routes.is_one_host = arena != nullptr && ranks.num_nodes() == 1;
   return routes;
 }

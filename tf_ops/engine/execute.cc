@@ -7,6 +7,7 @@
 
 #include "collectives/adasum.h"
 #include "collectives/hierarchical.h"
+#include "collectives/hierarchical_gather.h"
 #include "collectives/local_parts.h"
 #include "collectives/pairwise.h"
 #include "collectives/reducescatter.h"
@@ -85,8 +86,15 @@ void Allreduce(const Routes& routes, const std::vector<Request*>& requests) {
 
 void Gather(const Routes& routes, const void* input, const std::vector<std::int64_t>& block_bytes,
             void* output) {
-  if (routes.is_one_host) return LocalAllgather(routes.local, input, block_bytes, output);
-  RingAllgather(routes.world, input, block_bytes, output);
+  switch (routes.movement) {
+    case Algorithm::kLocal:
+      return LocalAllgather(routes.local, input, block_bytes, output);
+    case Algorithm::kHierarchical:
+      return HierarchicalAllgather(routes.local, routes.between, input, block_bytes, output);
+    case Algorithm::kAuto:
+    case Algorithm::kRing:
+      return RingAllgather(routes.world, input, block_bytes, output);
+  }
 }
 
 void Allgather(const Routes& routes, Request* request) {
@@ -128,17 +136,25 @@ void* OutputOf(Request* request, std::size_t i, bool is_root, std::int64_t bytes
   return output;
 }
 
+void SendFromRoot(const Routes& routes, int root, void* data, std::int64_t bytes) {
+  switch (routes.movement) {
+    case Algorithm::kLocal:
+      return LocalBroadcast(routes.local, root, data, bytes);
+    case Algorithm::kHierarchical:
+      return HierarchicalBroadcast(routes.local, routes.world, root, data, bytes);
+    case Algorithm::kAuto:
+    case Algorithm::kRing:
+      return TreeBroadcast(routes.world, root, data, bytes);
+  }
+}
+
 void Broadcast(const Routes& routes, Request* request) {
   const int root = request->signature.root;
   for (std::size_t i = 0; i < request->inputs.size(); ++i) {
     const std::int64_t bytes = NumElems(request->signature.shapes[i]) *
                                static_cast<std::int64_t>(DTypeBytes(request->signature.dtypes[i]));
     void* const output = OutputOf(request, i, routes.world.rank() == root, bytes);
-    if (routes.is_one_host) {
-      LocalBroadcast(routes.local, root, output, bytes);
-    } else {
-      TreeBroadcast(routes.world, root, output, bytes);
-    }
+    SendFromRoot(routes, root, output, bytes);
   }
 }
 

@@ -19,7 +19,8 @@ struct Routes {
   Between between;  // the hosts
   LocalWire local;  // the ranks of this host; no arena: not to be used
   Algorithm allreduce = Algorithm::kRing;
-  bool is_one_host = false;  // all ranks share the arena
+  Algorithm movement = Algorithm::kRing;  // of what is only moved: allgather, broadcast
+  bool is_one_host = false;               // all ranks share the arena
 };
 
 // `bucket` is as planned by PlanBuckets. Fills the outputs; does not call `done`. Throws Error.
