@@ -110,7 +110,7 @@ def collectives(table: Table, horovod: str | None) -> None:
 
 def between_hosts(table: Table, horovod: str | None) -> None:  # noqa: ARG001 - as the others
     """Sums on three imitated hosts with two ranks each."""
-    with hosts.hosts(3) as addresses, hosts.launcher(addresses, 2) as (before, after):
+    with hosts.hosts(3) as made, hosts.launcher(made, (2, 2, 2)) as (before, after):
         for peer in (keras_ring_peer(), *mpi_peers()):
             there = dataclasses.replace(
                 peer,
@@ -147,7 +147,7 @@ def main() -> None:
     options = parser.parse_args()
     table = Table()
     for name, run in PARTS.items():
-        if name in (options.only or PARTS) and (name != "hosts" or hosts.can_imitate()):
+        if name in (options.only or PARTS) and (name != "hosts" or not hosts.why_not()):
             run(table, os.environ.get("HOROVOD_PYTHON"))
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
     report.write(options.folder, machine, table.rows)

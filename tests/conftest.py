@@ -175,9 +175,11 @@ class Mpirun:
         env: Mapping[str, str] | None = None,
         timeout: float = 120.0,
         mpirun_args: Sequence[str] = (),
+        before: Sequence[str] = (),
     ) -> JobResult:
         """Run to the end; mpirun and all ranks are killed after `timeout` seconds."""
-        return self.start(n, program, env=env, mpirun_args=mpirun_args).wait(timeout)
+        job = self.start(n, program, env=env, mpirun_args=mpirun_args, before=before)
+        return job.wait(timeout)
 
     def start(
         self,
@@ -186,10 +188,12 @@ class Mpirun:
         *,
         env: Mapping[str, str] | None = None,
         mpirun_args: Sequence[str] = (),
+        before: Sequence[str] = (),
     ) -> Job:
-        """Start a job, and do not wait for it."""
+        """Start a job, and do not wait for it. `before` goes before mpirun in the command."""
         options = ["-np", str(n), "--oversubscribe", "--bind-to", "none", *mpirun_args]
-        command = [_mpirun_path(), *options, sys.executable, *self._python_arguments(program)]
+        python = [sys.executable, *self._python_arguments(program)]
+        command = [*before, _mpirun_path(), *options, *python]
         job = Job(command, {**_clean_environment(), **(env or {})}, self._folder)
         self._jobs.append(job)
         return job

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "collectives/add_sources.h"
@@ -11,6 +12,7 @@
 #include "collectives/ring_plan.h"
 #include "collectives/select.h"
 #include "collectives/windows.h"
+#include "transport/kept.h"
 
 namespace keras_ring {
 namespace {
@@ -212,10 +214,8 @@ void HierarchicalAllreduce(const LocalWire& local, const Between& between, const
       }
     }
   } catch (...) {
-    // The network may still write to this memory of a failed generation: it is never given back.
-    // The generation ends once, so this is once, too.
-    static_cast<void>(plan.release());
-    local.arena->KeepForever();
+    KeepForever(std::move(plan));
+    KeepForever(local.arena->owner());
     throw;
   }
   FinishAt(local, host.end_window());

@@ -1,17 +1,16 @@
 #include "collectives/host_sums.h"
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "collectives/windows.h"
+#include "transport/kept.h"
 
 namespace keras_ring {
 namespace {
 
 using Span = HostLayout::Span;
-
-// The sums of one host, as accumulators of all chunks.
-using Sums = std::unique_ptr<char[]>;
 
 class Leader {
  public:
@@ -23,48 +22,44 @@ class Leader {
         bucket_(bucket),
         accumulator_bytes_(static_cast<std::int64_t>(AccumulatorBytes(bucket.dtype))),
         bytes_(layout.num_chunks() * layout.segment_elems() * accumulator_bytes_),
-        sums_(across.size()) {
-    for (Sums& sums : sums_) sums = std::make_unique<char[]>(bytes_);
-  }
+        sums_(across.size(), std::vector<char>(bytes_)) {}
 
   // All hosts' sums, by host.
   void Exchange() {
-    SumInputs(sums_[across_.rank()].get());
+    SumInputs(sums_[across_.rank()].data());
     std::vector<Transport::Transfer> transfers;
     for (int host = 0; host < across_.size(); ++host) {
       if (host == across_.rank()) continue;
-      transfers.push_back(across_.transport->Recv(across_.peer(host), sums_[host].get(), bytes_));
+      transfers.push_back(across_.transport->Recv(across_.peer(host), sums_[host].data(), bytes_));
     }
     for (int host = 0; host < across_.size(); ++host) {
       if (host == across_.rank()) continue;
       transfers.push_back(
-          across_.transport->Send(across_.peer(host), sums_[across_.rank()].get(), bytes_));
+          across_.transport->Send(across_.peer(host), sums_[across_.rank()].data(), bytes_));
     }
     for (const Transport::Transfer transfer : transfers) across_.transport->Wait(transfer, idle_);
   }
 
   // Adds them up in the order of the ring.
   void Finish(char* slot) {
-    const auto sums = std::make_unique<char[]>(layout_.segment_elems() * accumulator_bytes_);
+    std::vector<char> sums(layout_.segment_elems() * accumulator_bytes_);
     for (int chunk = 0; chunk < layout_.num_chunks(); ++chunk) {
       const std::int64_t elems = layout_.Elems(0, chunk);
       if (elems == 0) continue;
       std::vector<const void*> sources;
       for (int step = 0; step < across_.size(); ++step) {
         const int host = (layout_.HostOf(chunk) + step) % across_.size();
-        sources.push_back(sums_[host].get() + layout_.Begin(chunk) * accumulator_bytes_);
+        sources.push_back(sums_[host].data() + layout_.Begin(chunk) * accumulator_bytes_);
       }
       ReduceToAccumulators(AccumulatorDType(bucket_.dtype), bucket_.op, sources, Scale{},
-                           sums.get(), elems);
-      ScaleTo(bucket_.dtype, Format::kAccumulator, sums.get(), bucket_.after,
+                           sums.data(), elems);
+      ScaleTo(bucket_.dtype, Format::kAccumulator, sums.data(), bucket_.after,
               slot + layout_.Begin(chunk) * layout_.elem_bytes(), elems);
     }
   }
 
-  // Of a failed generation, to whose memory the network may still write: it is never given back.
-  void Abandon() {
-    for (Sums& sums : sums_) static_cast<void>(sums.release());
-  }
+  // After a failure.
+  void Abandon() { KeepForever(std::make_shared<decltype(sums_)>(std::move(sums_))); }
 
  private:
   void SumInputs(char* sums) {
@@ -89,7 +84,7 @@ class Leader {
   const Bucket& bucket_;
   const std::int64_t accumulator_bytes_;
   const std::int64_t bytes_;
-  std::vector<Sums> sums_;  // by host
+  std::vector<std::vector<char>> sums_;  // by host, accumulators of all chunks
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <memory>
+#include <utility>
 
 #include "collectives/add_sources.h"
 #include "collectives/bucket_view.h"
@@ -7,6 +8,7 @@
 #include "collectives/ring.h"
 #include "collectives/ring_plan.h"
 #include "collectives/schedule.h"
+#include "transport/kept.h"
 
 namespace keras_ring {
 namespace {
@@ -125,9 +127,7 @@ void RingAllreduce(const Wire& wire, const Bucket& bucket) {
   try {
     RunExchanges(wire, plan.get());
   } catch (...) {
-    // The network may still write to the staging memory of a failed generation: it is never given
-    // back. The generation ends once, so this is once, too.
-    static_cast<void>(plan.release());
+    KeepForever(std::move(plan));
     throw;
   }
 }

@@ -61,8 +61,8 @@ class Arena {
   // Tries once more to deliver; true when something still waits.
   bool HasUnsent();
 
-  // Never gives the memory back, since the network may still write to it.
-  void KeepForever() { static_cast<void>(new std::shared_ptr<void>(owner_)); }
+  // The memory, to be kept beyond the arena's end.
+  const std::shared_ptr<void>& owner() const { return owner_; }
 
  private:
   struct Cell;
