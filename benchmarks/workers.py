@@ -14,6 +14,7 @@ import sys
 import time
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -213,14 +214,10 @@ def build(model: str, keras: Any) -> tuple[Any, tuple[int, ...]]:
     return keras.Sequential([*net, layers.GlobalAveragePooling2D(), layers.Dense(10)]), (64, 64, 3)
 
 
-def train(library: Library, model: str, steps: int) -> float:
-    """Seconds of one training step (median), one compute thread a rank, batch 32 a rank."""
+def prepare(library: Library, model: str) -> tuple[Any, tuple[Any, Any]]:
+    """Compile a model with the library's optimizer; and this rank's batch of 32."""
     import tensorflow as tf
 
-    # Both pools: two operations side by side would take the core that another rank computes on, and
-    # make one process alone look faster than one core is.
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
     keras = tf.keras
     keras.utils.set_random_seed(1)
     net, shape = build(model, keras)
@@ -234,6 +231,19 @@ def train(library: Library, model: str, steps: int) -> float:
         rng.normal(size=(32, *shape)).astype(np.float32),
         rng.integers(0, 10, 32).astype(np.int32),
     )
+    return net, batch
+
+
+def train(library: Library, model: str, steps: int) -> float:
+    """Seconds of one training step (median), one compute thread a rank, batch 32 a rank."""
+    import tensorflow as tf
+
+    # Both pools: two operations side by side would take the core that another rank computes on, and
+    # make one process alone look faster than one core is.
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    keras = tf.keras
+    net, batch = prepare(library, model)
     data = tf.data.Dataset.from_tensors(batch).repeat(steps)
     ends: list[float] = []
 
@@ -246,12 +256,62 @@ def train(library: Library, model: str, steps: int) -> float:
     return float(np.median(np.diff(ends)[warm:]))
 
 
+def trace(library: Library, folder: str, steps: int) -> float:
+    """Seconds of a training step of the MLP; writes what TensorFlow and keras_ring did in one.
+
+    Rank 0 writes `operations.json`: begin and end of the last step, and the operations in it.
+    """
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    library.library.shutdown()
+    os.environ["KERAS_RING_TIMELINE"] = folder
+    library.library.init()
+    net, batch = prepare(library, "mlp")
+    net.fit(*batch, batch_size=32, epochs=steps, verbose=0)
+    tf.profiler.experimental.start(folder, tf.profiler.experimental.ProfilerOptions(3))
+    ends: list[float] = []
+    begin = time.time()
+    for _ in range(3):
+        net.train_on_batch(*batch)
+        ends.append(time.time())
+    tf.profiler.experimental.stop()
+    if library.rank == 0:
+        record = {"step": ends[-2:], "operations": operations_between(folder, *ends[-2:])}
+        (Path(folder) / "operations.json").write_text(json.dumps(record))
+    library.library.shutdown()  # the rest of the timeline is written
+    library.library.init()
+    return (ends[-1] - begin) / len(ends)
+
+
+def operations_between(folder: str, begin: float, end: float) -> list[tuple[str, float, float]]:
+    """Kind, begin (seconds since 1970) and duration of TensorFlow's larger operations."""
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    space = xplane_pb2.XSpace()
+    path = next(iter(Path(folder).rglob(f"*{os.getpid()}*.xplane.pb")), None)
+    path = path or next(Path(folder).rglob("*.xplane.pb"))
+    space.ParseFromString(path.read_bytes())
+    found = []
+    for plane in space.planes:
+        for line in plane.lines:
+            for event in line.events:
+                name = plane.event_metadata[event.metadata_id].name
+                kind = name.rpartition(":")[2] if ":" in name else ""
+                at = (line.timestamp_ns + event.offset_ps / 1e3) / 1e9
+                seconds = event.duration_ps / 1e12
+                if kind and seconds > 5e-5 and begin <= at < end:
+                    found.append((kind, at, seconds))
+    return found
+
+
 WORK = {
     "allreduce": allreduce,
     "collective": collective,
     "eager": eager,
     "copy": copy,
     "train": train,
+    "trace": trace,
 }
 
 

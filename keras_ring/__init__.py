@@ -70,6 +70,9 @@ if TYPE_CHECKING:
     from keras_ring.objects import allgather_object as allgather_object
     from keras_ring.objects import broadcast_object as broadcast_object
     from keras_ring.optimizer import DistributedOptimizer as DistributedOptimizer
+    from keras_ring.process_set_changes import add_process_set as add_process_set
+    from keras_ring.process_set_changes import remove_process_set as remove_process_set
+    from keras_ring.process_sets import ProcessSet as ProcessSet
     from keras_ring.runtime import (
         init as init,
     )
@@ -133,6 +136,8 @@ _MODULE_OF = {
         "errors",
     ),
     **dict.fromkeys(("allgather_object", "broadcast_object"), "objects"),
+    **dict.fromkeys(("add_process_set", "remove_process_set"), "process_set_changes"),
+    "ProcessSet": "process_sets",
     **dict.fromkeys(
         (
             "init",
@@ -164,6 +169,8 @@ def __getattr__(name: str) -> Any:
     if name == "init":
         # Adapts Keras's progress bar to the world that init joins.
         importlib.import_module("keras_ring.progress")
+        # Adds the process sets that init is given.
+        importlib.import_module("keras_ring.process_set_changes")
     module = importlib.import_module(f"keras_ring.{_MODULE_OF[name]}")
     value = module if name == _MODULE_OF[name] else getattr(module, name)
     globals()[name] = value

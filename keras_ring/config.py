@@ -6,6 +6,7 @@ C++ reads none: `init` hands the values over.
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from keras_ring.errors import ConfigError
 
@@ -38,6 +39,9 @@ class Config:
             messages and buffers a rank stays below 64 MiB. Defaults to 262144.
         algorithm: `KERAS_RING_ALGORITHM`. "ring" makes allreduce one ring over all ranks, "auto"
             uses shared memory within a host and rings between hosts. Defaults to "auto".
+        timeline: `KERAS_RING_TIMELINE`. A folder, made where it is missing, into which each rank
+            writes what it waited for and transferred, and when: `rank0.json` and so on, in the
+            format of Chrome's traces, which Perfetto opens. Empty: none. Defaults to "".
         is_launched: Whether an MPI launcher started this process.
         launched_size: Number of processes that the launcher says it started, if it says so.
     """
@@ -49,6 +53,7 @@ class Config:
     known_requests: int = 4096
     slot_bytes: int = 256 * 1024
     algorithm: str = "auto"
+    timeline: str = ""
     is_launched: bool = False
     launched_size: int | None = None
 
@@ -72,6 +77,7 @@ class Config:
             known_requests=_integer(env, "KERAS_RING_KNOWN_REQUESTS", cls.known_requests, least=1),
             slot_bytes=_integer(env, "KERAS_RING_SLOT_BYTES", cls.slot_bytes, least=4096),
             algorithm=_choice(env, "KERAS_RING_ALGORITHM", ALGORITHMS),
+            timeline=_folder(env, "KERAS_RING_TIMELINE"),
             is_launched=size is not None or any(name in env for name in _RANK_VARIABLES),
             launched_size=int(size) if size is not None and size.isdecimal() else None,
         )
@@ -102,3 +108,13 @@ def _choice(env: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
     if value not in choices:
         raise ConfigError(f"{name} is {value!r}; expected one of {choices}.")
     return value
+
+
+def _folder(env: Mapping[str, str], name: str) -> str:
+    path = env.get(name, "").strip()
+    if path:
+        try:
+            Path(path).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{name} is {path!r}, which is no folder: {error}.") from None
+    return path

@@ -2,6 +2,8 @@
 
 import ctypes
 import functools
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,6 +30,18 @@ class _Options(ctypes.Structure):
         ("known_requests", ctypes.c_int64),
         ("slot_bytes", ctypes.c_int64),
         ("algorithm", ctypes.c_int64),
+        ("timeline", ctypes.c_char_p),
+    ]
+
+
+class _Members(ctypes.Structure):
+    """Mirrors keras_ring_members in tf_ops/ops/c_api.h."""
+
+    _fields_ = [
+        ("use_mpi", ctypes.c_int64),
+        ("fortran_comm", ctypes.c_int64),
+        ("numbers", ctypes.POINTER(ctypes.c_int32)),
+        ("size", ctypes.c_int64),
     ]
 
 
@@ -63,12 +77,13 @@ def _core() -> ctypes.CDLL:
         ) from error
     library.keras_ring_start.argtypes = [
         ctypes.c_int,
-        ctypes.c_int,
+        ctypes.POINTER(_Members),
         ctypes.POINTER(_Options),
         ctypes.POINTER(Place),
         ctypes.c_char_p,
         ctypes.c_int64,
     ]
+    library.keras_ring_stop.argtypes = [ctypes.c_int]
     library.keras_ring_abandon.argtypes = [ctypes.c_char_p]
     library.keras_ring_abandon.restype = None
     library.keras_ring_running_mpi.restype = ctypes.c_char_p
@@ -123,15 +138,22 @@ def check_mpi(mpi: Any) -> None:
         )
 
 
-def start(communicator: int | None, config: Config) -> Place:
-    """Start a generation; every rank of the communicator calls it.
+WORLD = 0
+
+
+def start(
+    process_set: int, communicator: int | None, ranks: Sequence[int], config: Config
+) -> Place:
+    """Start the generation of a process set; every rank of its communicator calls it.
 
     Args:
-        communicator: The Fortran handle of an MPI communicator; None for a world of one.
+        process_set: Its number in this process; `WORLD` comes first.
+        communicator: The Fortran handle of an MPI communicator; None for a set of one.
+        ranks: The ranks in the world of those in the communicator, in its order.
         config: Limits and sizes.
 
     Returns:
-        This rank's place.
+        This rank's place in the set.
 
     Raises:
         KerasRingError: By cause.
@@ -144,12 +166,15 @@ def start(communicator: int | None, config: Config) -> Place:
         config.known_requests,
         config.slot_bytes,
         ALGORITHMS.index(config.algorithm),
+        os.fsencode(config.timeline),
     )
     place = Place()
     message = ctypes.create_string_buffer(_MESSAGE_BYTES)
+    numbers = (ctypes.c_int32 * len(ranks))(*ranks)
+    members = _Members(communicator is not None, communicator or 0, numbers, len(ranks))
     code = _core().keras_ring_start(
-        communicator is not None,
-        communicator or 0,
+        process_set,
+        ctypes.byref(members),
         ctypes.byref(options),
         ctypes.byref(place),
         message,
@@ -160,17 +185,20 @@ def start(communicator: int | None, config: Config) -> Place:
     return place
 
 
-def stop() -> bool:
-    """Leave the generation in agreement with the other ranks.
+def stop(process_set: int) -> bool:
+    """Leave the generation of a process set in agreement with its other ranks.
+
+    Args:
+        process_set: Its number in this process; `WORLD` goes last.
 
     Returns:
         Whether it ended well; False when a rank had been lost.
     """
-    return bool(_core().keras_ring_stop() == 0)
+    return bool(_core().keras_ring_stop(process_set) == 0)
 
 
 def abandon(reason: str) -> None:
-    """Leave at once and make the other ranks' collectives fail.
+    """Leave all process sets at once and make the other ranks' collectives fail.
 
     Args:
         reason: What happened here, to go on after "rank 3 is gone: ".

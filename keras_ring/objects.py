@@ -8,15 +8,23 @@ import numpy as np
 from keras_ring import runtime
 from keras_ring.collectives import allgather, broadcast
 from keras_ring.errors import ConfigError
+from keras_ring.process_sets import ProcessSet
 
 
-def broadcast_object(obj: Any, root_rank: int = 0, *, name: str = "broadcast_object") -> Any:
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    *,
+    name: str = "broadcast_object",
+    process_set: ProcessSet | None = None,
+) -> Any:
     """Give every rank the root's object.
 
     Args:
         obj: Anything that pickles; only the root's counts.
         root_rank: The rank whose object is given. Defaults to 0.
         name: What the ranks are matched by. Defaults to "broadcast_object".
+        process_set: The ranks that take part. Defaults to all.
 
     Returns:
         The root's object itself on the root, an equal one elsewhere.
@@ -25,7 +33,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, *, name: str = "broadcast_obj
         ConfigError: The root's object does not pickle; raised on every rank.
         KerasRingError: As `keras_ring.broadcast`.
 
-    Collective: every rank calls it.
+    Collective: every rank (of the set) calls it.
     Cost: Two broadcasts: of the size and of the pickle.
     Thread: any.
 
@@ -37,31 +45,37 @@ def broadcast_object(obj: Any, root_rank: int = 0, *, name: str = "broadcast_obj
     payload, problem = _pickle(obj) if is_root else (b"", b"")
     # A root that cannot pickle sends what is wrong, so that nobody waits for bytes.
     header = np.array([len(payload), len(problem)], np.int64)
-    num_bytes, num_problem = broadcast(header, root_rank, name=f"{name}/size").numpy()
+    num_bytes, num_problem = broadcast(
+        header, root_rank, name=f"{name}/size", process_set=process_set
+    ).numpy()
     content = np.zeros(max(num_bytes, num_problem), np.uint8)
     if is_root:
         content = np.frombuffer(payload or problem, np.uint8)
-    received = broadcast(content, root_rank, name=f"{name}/bytes").numpy().tobytes()
+    received = broadcast(content, root_rank, name=f"{name}/bytes", process_set=process_set)
+    payload = received.numpy().tobytes()
     if num_problem:
-        raise ConfigError(f"{name}: rank {root_rank} cannot pickle its object: {received.decode()}")
-    return obj if is_root else pickle.loads(received)
+        raise ConfigError(f"{name}: rank {root_rank} cannot pickle its object: {payload.decode()}")
+    return obj if is_root else pickle.loads(payload)
 
 
-def allgather_object(obj: Any, *, name: str = "allgather_object") -> list[Any]:
+def allgather_object(
+    obj: Any, *, name: str = "allgather_object", process_set: ProcessSet | None = None
+) -> list[Any]:
     """Give every rank the list of all ranks' objects.
 
     Args:
         obj: Anything that pickles.
         name: What the ranks are matched by. Defaults to "allgather_object".
+        process_set: The ranks that take part. Defaults to all.
 
     Returns:
-        A list of `size()` objects; index `r` holds that of rank `r`.
+        A list of as many objects as ranks, in the order of ranks.
 
     Raises:
         ConfigError: A rank's object does not pickle; raised on every rank.
         KerasRingError: As `keras_ring.allgather`.
 
-    Collective: every rank calls it.
+    Collective: every rank (of the set) calls it.
     Cost: Two allgathers: of the sizes and of the pickles.
     Thread: any.
 
@@ -72,12 +86,14 @@ def allgather_object(obj: Any, *, name: str = "allgather_object") -> list[Any]:
     payload, problem = _pickle(obj)
     content = np.frombuffer(payload or problem, np.uint8)
     header = np.array([[len(content), len(problem)]], np.int64)
-    headers = allgather(header, name=f"{name}/size").numpy()
-    everything = allgather(content, name=f"{name}/bytes").numpy().tobytes()
+    headers = allgather(header, name=f"{name}/size", process_set=process_set).numpy()
+    everything = allgather(content, name=f"{name}/bytes", process_set=process_set)
+    payloads = everything.numpy().tobytes()
     objects = []
     end = 0
-    for its_rank, (num_bytes, num_problem) in enumerate(headers):
-        part = everything[end : end + num_bytes]
+    ranks = range(runtime.size()) if process_set is None else process_set.ranks
+    for its_rank, (num_bytes, num_problem) in zip(ranks, headers, strict=True):
+        part = payloads[end : end + num_bytes]
         end += num_bytes
         if num_problem:
             raise ConfigError(f"{name}: rank {its_rank} cannot pickle its object: {part.decode()}")

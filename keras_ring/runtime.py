@@ -4,7 +4,7 @@ import atexit
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from keras_ring import native
@@ -30,12 +30,16 @@ class _Runtime:
         self.has_lost_peer = False
         self.is_registered = False
         self.hooks: list[Callable[[], None]] = []
+        self.shutdown_hooks: list[Callable[[], None]] = []
+        self.comm: Any = None  # the caller's
+        self.config = Config()
+        self.initial_process_sets: list[Any] = []
 
 
 _runtime = _Runtime()
 
 
-def init(comm: Any = None) -> None:
+def init(comm: Any = None, process_sets: Iterable[Any] = ()) -> None:
     """Join the other ranks.
 
     Under `mpirun` the world is all processes that it started; a process started alone is a world
@@ -43,7 +47,9 @@ def init(comm: Any = None) -> None:
 
     Args:
         comm: An `mpi4py.MPI` communicator, which is duplicated, so that its other users are not
-            disturbed. Defaults to all processes of the job.
+            disturbed. Process sets are made from it, so it must stay as long as such are added.
+            Defaults to all processes of the job.
+        process_sets: What to call `add_process_set` with. Defaults to none.
 
     Raises:
         ConfigError: A configuration value is wrong, or the launcher and the MPI do not fit.
@@ -62,7 +68,7 @@ def init(comm: Any = None) -> None:
     if is_initialized():
         return
     config = Config.from_environment()
-    communicator = None
+    world = None
     if comm is not None or config.is_launched:
         mpi = _import_mpi(config.stall_s)
         native.check_mpi(mpi)
@@ -80,8 +86,12 @@ def init(comm: Any = None) -> None:
                     library=mpi.Get_library_version().split(",")[0],
                 )
             )
-        communicator = world.py2f()
-    _runtime.place = native.start(communicator, config)
+    ranks = range(1 if world is None else world.size)
+    communicator = None if world is None else world.py2f()
+    _runtime.place = native.start(native.WORLD, communicator, ranks, config)
+    _runtime.comm = world
+    _runtime.config = config
+    _runtime.initial_process_sets = list(process_sets)
     _runtime.pid = os.getpid()
     _runtime.has_lost_peer = False
     if not _runtime.is_registered:
@@ -102,8 +112,10 @@ def shutdown() -> None:
     """
     if not is_initialized():
         return
+    for hook in _runtime.shutdown_hooks:
+        hook()
     _runtime.place = None
-    _runtime.has_lost_peer = not native.stop()
+    _runtime.has_lost_peer = not native.stop(native.WORLD)
 
 
 def is_initialized() -> bool:
@@ -150,6 +162,45 @@ def on_init(hook: Callable[[], None]) -> Callable[[], None]:
     if is_initialized():
         hook()
     return hook
+
+
+def on_shutdown(hook: Callable[[], None]) -> Callable[[], None]:
+    """Run `hook` at the beginning of every `shutdown`."""
+    _runtime.shutdown_hooks.append(hook)
+    return hook
+
+
+def start_process_set(number: int, ranks: Sequence[int]) -> None:
+    """Start the engine of a process set.
+
+    Args:
+        number: What this process knows it by.
+        ranks: In the world, ascending, with this one among them; all of them call this at once.
+
+    Raises:
+        ConfigError: The communicator that was given to `init` has been freed.
+        KerasRingError: By cause.
+    """
+    if _runtime.comm is None:
+        native.start(number, None, ranks, _runtime.config)
+        return
+    from mpi4py import MPI
+
+    if _runtime.comm == MPI.COMM_NULL:
+        raise ConfigError(
+            "add_process_set: the communicator given to keras_ring.init() has been freed; keep it."
+        )
+    group = _runtime.comm.group.Incl(list(ranks))
+    part = _runtime.comm.Create_group(group)
+    group.Free()
+    native.start(number, part.py2f(), ranks, _runtime.config)
+    part.Free()
+
+
+def take_initial_process_sets() -> list[Any]:
+    """Return what was given to `init` and has not been taken."""
+    given, _runtime.initial_process_sets = _runtime.initial_process_sets, []
+    return given
 
 
 def _place() -> native.Place:

@@ -14,6 +14,7 @@ from keras_ring import runtime
 from keras_ring.collectives.calls import Tensor
 from keras_ring.collectives.movements import allgather, alltoall, grouped_allgather
 from keras_ring.collectives.reductions import allreduce, grouped_allreduce
+from keras_ring.process_sets import of_op, rank_in, size_of
 
 
 def _attr(op: Any, name: str) -> str:
@@ -42,10 +43,11 @@ def _allreduce_gradient(op: Any, *upstream: Tensor) -> list[Tensor]:
             upstream,
             "mean" if kind == "mean" else "sum",
             name=_gradient_name(op),
+            process_set=of_op(op),
             compression=_compression(op),
             **_factors(op),
         )
-    total = grouped_allreduce(upstream, "sum", name=_gradient_name(op))
+    total = grouped_allreduce(upstream, "sum", name=_gradient_name(op), process_set=of_op(op))
     if kind == "adasum":
         return _adasum_gradient(op, total)
     return _selection_gradient(op, kind, total, op.outputs)
@@ -54,13 +56,15 @@ def _allreduce_gradient(op: Any, *upstream: Tensor) -> list[Tensor]:
 @tf.RegisterGradient("KerasRingReducescatter")  # type: ignore[untyped-decorator]
 def _reducescatter_gradient(op: Any, *upstream: Tensor) -> list[Tensor]:
     kind = _attr(op, "op")
-    total = grouped_allgather(upstream, name=_gradient_name(op))
+    total = grouped_allgather(upstream, name=_gradient_name(op), process_set=of_op(op))
     if kind in ("mean", "sum"):
         factor = float(np.prod([*_factors(op).values()]))
         if kind == "mean":
-            factor /= runtime.size()
+            factor /= size_of(of_op(op))
         return [t * tf.cast(factor, t.dtype) for t in total]
-    outputs = grouped_allgather(op.outputs, name=_gradient_name(op, "results"))
+    outputs = grouped_allgather(
+        op.outputs, name=_gradient_name(op, "results"), process_set=of_op(op)
+    )
     return _selection_gradient(op, kind, total, outputs)
 
 
@@ -70,7 +74,7 @@ def _selection_gradient(
     """Of min, max and product, given the sum of the upstream gradients of the whole result."""
     if kind == "product":
         rows = _inputs_of_all_ranks(op)
-        own = runtime.rank()
+        own = rank_in(of_op(op))
         others = [tf.concat([row[:own], row[own + 1 :]], axis=0) for row in rows]
         return [
             t * tf.math.conj(tf.reduce_prod(o, axis=0)) for t, o in zip(total, others, strict=True)
@@ -79,7 +83,7 @@ def _selection_gradient(
     holds = [
         tf.cast(_is_result(op, x, y), x.dtype) for x, y in zip(op.inputs, outputs, strict=True)
     ]
-    count = grouped_allreduce(holds, "sum", name=_gradient_name(op, "ties"))
+    count = grouped_allreduce(holds, "sum", name=_gradient_name(op, "ties"), process_set=of_op(op))
     return [t * h / tf.maximum(c, 1) for t, h, c in zip(total, holds, count, strict=True)]
 
 
@@ -95,7 +99,9 @@ def _is_result(op: Any, x: Tensor, y: Tensor) -> Tensor:
 
 def _inputs_of_all_ranks(op: Any) -> list[Tensor]:
     return grouped_allgather(
-        [tf.expand_dims(x, 0) for x in op.inputs], name=_gradient_name(op, "inputs")
+        [tf.expand_dims(x, 0) for x in op.inputs],
+        name=_gradient_name(op, "inputs"),
+        process_set=of_op(op),
     )
 
 
@@ -105,12 +111,12 @@ def _adasum_gradient(op: Any, total: Sequence[Tensor]) -> list[Tensor]:
     gradients = []
     for rows, upstream in zip(_inputs_of_all_ranks(op), total, strict=True):
         wide = tf.complex128 if upstream.dtype.is_complex else tf.float64
-        inputs = [tf.cast(row, wide) for row in tf.unstack(rows, num=runtime.size())]
+        inputs = [tf.cast(row, wide) for row in tf.unstack(rows, num=size_of(of_op(op)))]
         with tf.GradientTape() as tape:
             tape.watch(inputs)
             result = after * _adasum([before * x for x in inputs])
         gradient = tape.gradient(
-            result, inputs[runtime.rank()], output_gradients=tf.cast(upstream, wide)
+            result, inputs[rank_in(of_op(op))], output_gradients=tf.cast(upstream, wide)
         )
         gradients.append(tf.cast(gradient, upstream.dtype))
     return gradients
@@ -144,17 +150,19 @@ def _adasum(tensors: Sequence[Tensor]) -> Tensor:
 
 @tf.RegisterGradient("KerasRingAllgather")  # type: ignore[untyped-decorator]
 def _allgather_gradient(op: Any, *upstream: Tensor) -> list[Tensor]:
-    total = grouped_allreduce(upstream, "sum", name=_gradient_name(op))
+    total = grouped_allreduce(upstream, "sum", name=_gradient_name(op), process_set=of_op(op))
     own_rows = tf.stack([tf.shape(x, out_type=tf.int64)[0] for x in op.inputs])
-    all_rows = allgather(tf.expand_dims(own_rows, 0), name=_gradient_name(op, "rows"))
-    first = tf.reduce_sum(all_rows[: runtime.rank()], axis=0)
+    all_rows = allgather(
+        tf.expand_dims(own_rows, 0), name=_gradient_name(op, "rows"), process_set=of_op(op)
+    )
+    first = tf.reduce_sum(all_rows[: rank_in(of_op(op))], axis=0)
     return [t[first[i] : first[i] + own_rows[i]] for i, t in enumerate(total)]
 
 
 @tf.RegisterGradient("KerasRingAlltoall")  # type: ignore[untyped-decorator]
 def _alltoall_gradient(op: Any, upstream: Tensor, _: Tensor) -> list[Tensor | None]:
     """What came from a rank goes back to it."""
-    gradient, _ = alltoall(upstream, op.outputs[1], name=_gradient_name(op))
+    gradient, _ = alltoall(upstream, op.outputs[1], name=_gradient_name(op), process_set=of_op(op))
     return [gradient, None]
 
 
@@ -166,7 +174,9 @@ def _broadcast_gradient(op: Any, *upstream: Tensor) -> list[Tensor | None]:
         if gradient is None or not (gradient.dtype.is_floating or gradient.dtype.is_complex):
             gradients.append(None)
             continue
-        total = allreduce(gradient, "sum", name=_gradient_name(op, f"gradient {i}"))
+        total = allreduce(
+            gradient, "sum", name=_gradient_name(op, f"gradient {i}"), process_set=of_op(op)
+        )
         gradients.append(total if is_root else tf.zeros_like(total))
     return gradients
 

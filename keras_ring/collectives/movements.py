@@ -10,15 +10,19 @@ from keras_ring import native, runtime
 from keras_ring.collectives.calls import Tensor, as_tensors, check_one_dtype, check_rows, run
 from keras_ring.collectives.naming import call_name, label_of
 from keras_ring.errors import ConfigError
+from keras_ring.process_sets import ProcessSet, number_of, size_of
 
 
-def allgather(tensor: Tensor, *, name: str | None = None) -> Tensor:
+def allgather(
+    tensor: Tensor, *, name: str | None = None, process_set: ProcessSet | None = None
+) -> Tensor:
     """Concatenate the ranks' tensors along the first axis; every rank gets the result.
 
     Args:
         tensor: `(rows, …)`, any numeric dtype or bool. `rows` may differ between ranks and may be
             zero; the other dimensions and the dtype may not.
         name: See `allreduce`.
+        process_set: See `allreduce`.
 
     Returns:
         `(total_rows, …)`, the rows of rank 0 first.
@@ -26,7 +30,7 @@ def allgather(tensor: Tensor, *, name: str | None = None) -> Tensor:
     Raises:
         KerasRingError: As `allreduce`.
 
-    Collective: every rank calls it, in any order, under the same `name`.
+    Collective: every rank (of the set) calls it, in any order, under the same `name`.
     Cost: 2(P-1) steps; the other ranks' bytes are received once.
     Thread: any.
 
@@ -34,15 +38,23 @@ def allgather(tensor: Tensor, *, name: str | None = None) -> Tensor:
         >>> kr.allgather([[1, 2]]).numpy()
         array([[1, 2]], dtype=int32)
     """
-    return grouped_allgather([tensor], name=call_name(name, "allgather"))[0]
+    return grouped_allgather([tensor], name=call_name(name, "allgather"), process_set=process_set)[
+        0
+    ]
 
 
-def grouped_allgather(tensors: Sequence[Tensor], *, name: str | None = None) -> list[Tensor]:
+def grouped_allgather(
+    tensors: Sequence[Tensor],
+    *,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> list[Tensor]:
     """Gather several tensors as one request: all of them or none.
 
     Args:
         tensors: Tensors of one dtype, each as for `allgather`.
         name: See `allreduce`.
+        process_set: See `allreduce`.
 
     Returns:
         A list of the results, in the order of `tensors`.
@@ -50,7 +62,7 @@ def grouped_allgather(tensors: Sequence[Tensor], *, name: str | None = None) -> 
     Raises:
         KerasRingError: As `allreduce`.
 
-    Collective: every rank calls it, in any order, under the same `name`.
+    Collective: every rank (of the set) calls it, in any order, under the same `name`.
     Cost: That of `allgather` for each tensor; the row counts travel together.
     Thread: any.
 
@@ -64,16 +76,30 @@ def grouped_allgather(tensors: Sequence[Tensor], *, name: str | None = None) -> 
         return []
     check_rows(values, "allgather", name)
     check_one_dtype(values, "allgather", name)
-    return list(run(native.ops().keras_ring_allgather, x=values, tensor_name=name))
+    return list(
+        run(
+            native.ops().keras_ring_allgather,
+            x=values,
+            tensor_name=name,
+            process_set=number_of(process_set, f"allgather {label_of(name)!r}"),
+        )
+    )
 
 
-def broadcast(tensor: Tensor, root_rank: int = 0, *, name: str | None = None) -> Tensor:
+def broadcast(
+    tensor: Tensor,
+    root_rank: int = 0,
+    *,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> Tensor:
     """Give every rank the root's tensor.
 
     Args:
         tensor: `(…)`, any numeric dtype or bool. Same shape and dtype on every rank.
-        root_rank: The rank whose value is given. Defaults to 0.
+        root_rank: The rank whose value is given, by its number in the world. Defaults to 0.
         name: See `allreduce`.
+        process_set: See `allreduce`.
 
     Returns:
         Same shape and dtype as `tensor`.
@@ -81,7 +107,7 @@ def broadcast(tensor: Tensor, root_rank: int = 0, *, name: str | None = None) ->
     Raises:
         KerasRingError: As `allreduce`; a `ConfigError` too when there is no rank `root_rank`.
 
-    Collective: every rank calls it, in any order, under the same `name`.
+    Collective: every rank (of the set) calls it, in any order, under the same `name`.
     Cost: log2(P) hops; at most 2 S bytes sent per rank.
     Thread: any.
 
@@ -89,11 +115,17 @@ def broadcast(tensor: Tensor, root_rank: int = 0, *, name: str | None = None) ->
         >>> kr.broadcast([1.5], root_rank=0).numpy()
         array([1.5], dtype=float32)
     """
-    return grouped_broadcast([tensor], root_rank, name=call_name(name, "broadcast"))[0]
+    return grouped_broadcast(
+        [tensor], root_rank, name=call_name(name, "broadcast"), process_set=process_set
+    )[0]
 
 
 def grouped_broadcast(
-    tensors: Sequence[Tensor], root_rank: int = 0, *, name: str | None = None
+    tensors: Sequence[Tensor],
+    root_rank: int = 0,
+    *,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
 ) -> list[Tensor]:
     """Give every rank the root's tensors, as one request.
 
@@ -101,6 +133,7 @@ def grouped_broadcast(
         tensors: Tensors of any dtypes that `broadcast` takes.
         root_rank: See `broadcast`.
         name: See `allreduce`.
+        process_set: See `allreduce`.
 
     Returns:
         A list of the results, in the order of `tensors`.
@@ -108,7 +141,7 @@ def grouped_broadcast(
     Raises:
         KerasRingError: As `broadcast`.
 
-    Collective: every rank calls it, in any order, under the same `name`.
+    Collective: every rank (of the set) calls it, in any order, under the same `name`.
     Cost: That of `broadcast` for each tensor, agreed on once.
     Thread: any.
 
@@ -117,10 +150,13 @@ def grouped_broadcast(
         [array([1], dtype=int32), array([2.5], dtype=float32)]
     """
     name = call_name(name, "grouped_broadcast")
-    if not isinstance(root_rank, Integral) or not 0 <= root_rank < runtime.size():
+    ranks = range(runtime.size()) if process_set is None else process_set.ranks
+    if not isinstance(root_rank, Integral) or root_rank not in ranks:
+        expected = (
+            f"a rank from 0 to {ranks[-1]}" if process_set is None else f"one of {list(ranks)}"
+        )
         raise ConfigError(
-            f"broadcast {label_of(name)!r}: root_rank is {root_rank!r}; expected a rank from 0 to "
-            f"{runtime.size() - 1}."
+            f"broadcast {label_of(name)!r}: root_rank is {root_rank!r}; expected {expected}."
         )
     if root_rank == runtime.rank():
         # The root's tensor is its own result, as with tf.identity. TensorFlow may take over an
@@ -134,13 +170,18 @@ def grouped_broadcast(
             native.ops().keras_ring_broadcast,
             x=values,
             tensor_name=name,
+            process_set=number_of(process_set, f"broadcast {label_of(name)!r}"),
             root_rank=str(int(root_rank)),
         )
     )
 
 
 def alltoall(
-    tensor: Tensor, splits: Tensor | None = None, *, name: str | None = None
+    tensor: Tensor,
+    splits: Tensor | None = None,
+    *,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Cut a tensor into one piece for each rank, and concatenate what the ranks have for this one.
 
@@ -150,6 +191,7 @@ def alltoall(
         splits: `(size,)`, int32 or int64: how many rows go to each rank, zero included; together
             all rows. Given on all ranks or on none. Defaults to as many rows for each rank.
         name: See `allreduce`.
+        process_set: See `allreduce`.
 
     Returns:
         `(received_rows, …)`, the rows from rank 0 first. With `splits`, a tuple of that and
@@ -160,7 +202,7 @@ def alltoall(
             `splits` its rows cannot be shared equally.
         KerasRingError: As `allreduce`.
 
-    Collective: every rank calls it, in any order, under the same `name`.
+    Collective: every rank (of the set) calls it, in any order, under the same `name`.
     Cost: P-1 steps; what goes to the others is sent once. The row counts travel before.
     Thread: any.
     Source: Bruck et al., IEEE TPDS 1997 (the direct algorithm).
@@ -178,13 +220,14 @@ def alltoall(
     if counts is not None and (counts.dtype not in (tf.int32, tf.int64) or counts.shape.rank != 1):
         raise ConfigError(
             f"alltoall {label_of(name)!r}: splits are {counts.dtype.name} of shape {counts.shape}; "
-            f"expected int32 or int64 of shape ({runtime.size()},)."
+            f"expected int32 or int64 of shape ({size_of(process_set)},)."
         )
     rows, received = run(
         native.ops().keras_ring_alltoall,
         x=value,
         splits=tf.zeros(0, tf.int64) if counts is None else tf.cast(counts, tf.int64),
         tensor_name=name,
+        process_set=number_of(process_set, f"alltoall {label_of(name)!r}"),
     )
     return rows if counts is None else (rows, tf.cast(received, counts.dtype))
 
@@ -197,6 +240,7 @@ def join(*, name: str | None = None) -> Tensor:
     changes nothing: zeros to sums and means, ones to products, no rows to `allgather` (and so to
     sparse gradients). A mean still divides by `size()`. What would lose data is refused on every
     rank that calls it: `alltoall`, `reducescatter`, and `broadcast` from a rank that has joined.
+    Collectives of process sets are not joined: their other ranks wait.
 
     Args:
         name: See `allreduce`.
@@ -224,20 +268,23 @@ def join(*, name: str | None = None) -> Tensor:
         return run(native.ops().keras_ring_join, tensor_name=call_name(name, "join"))
 
 
-def barrier(*, name: str | None = None) -> None:
+def barrier(*, name: str | None = None, process_set: ProcessSet | None = None) -> None:
     """Wait until every rank has called it.
 
     Args:
         name: See `allreduce`.
+        process_set: See `allreduce`.
 
     Raises:
         KerasRingError: As `allreduce`.
 
-    Collective: every rank calls it, under the same `name`.
+    Collective: every rank (of the set) calls it, under the same `name`.
     Cost: log2(P) hops up and down a tree of ranks; no data.
     Thread: any.
 
     Example:
         >>> kr.barrier()
     """
-    run(native.ops().keras_ring_barrier, tensor_name=call_name(name, "barrier"))
+    name = call_name(name, "barrier")
+    number = number_of(process_set, f"barrier {label_of(name)!r}")
+    run(native.ops().keras_ring_barrier, tensor_name=name, process_set=number)

@@ -8,6 +8,7 @@ from keras_ring.collectives.calls import Tensor, as_tensors, check_one_dtype, ch
 from keras_ring.collectives.naming import call_name, label_of
 from keras_ring.compression import Compression, attribute_of
 from keras_ring.errors import ConfigError
+from keras_ring.process_sets import ProcessSet, number_of
 
 Op: TypeAlias = Literal["mean", "sum", "min", "max", "product", "adasum"]
 ScatterOp: TypeAlias = Literal["mean", "sum", "min", "max", "product"]
@@ -21,6 +22,7 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     compression: Compression | None = None,
+    process_set: ProcessSet | None = None,
 ) -> Tensor:
     """Reduce a tensor over all ranks; every rank gets the result.
 
@@ -46,6 +48,7 @@ def allreduce(
             brings, every partial sum, and the result; sums are kept in the tensor's dtype. Beyond
             65504 "fp16" gives infinity. Other dtypes, and what stays within a host, travel as they
             are. Not with "adasum". Defaults to None.
+        process_set: The ranks that take part. Defaults to all.
 
     Returns:
         Same shape and dtype as `tensor`, the same bits on every rank.
@@ -57,7 +60,7 @@ def allreduce(
         PeerLostError: A rank has died or left.
         StallError: A rank has not called it for `KERAS_RING_STALL_ERROR_S` seconds.
 
-    Collective: every rank calls it, in any order, under the same `name`.
+    Collective: every rank (of the set) calls it, in any order, under the same `name`.
     Cost: 2(P-1) steps, 2(P-1)/P · S bytes sent per rank, half of it (float64: a quarter) with
         compression.
     Thread: any.
@@ -75,6 +78,7 @@ def allreduce(
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
         compression=compression,
+        process_set=process_set,
     )[0]
 
 
@@ -86,6 +90,7 @@ def grouped_allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     compression: Compression | None = None,
+    process_set: ProcessSet | None = None,
 ) -> list[Tensor]:
     """Reduce several tensors over all ranks as one request: all of them or none.
 
@@ -96,6 +101,7 @@ def grouped_allreduce(
         prescale_factor: See `allreduce`.
         postscale_factor: See `allreduce`.
         compression: See `allreduce`.
+        process_set: See `allreduce`.
 
     Returns:
         A list of the results, in the order of `tensors`.
@@ -103,7 +109,7 @@ def grouped_allreduce(
     Raises:
         KerasRingError: As `allreduce`.
 
-    Collective: every rank calls it, in any order, under the same `name`.
+    Collective: every rank (of the set) calls it, in any order, under the same `name`.
     Cost: That of one `allreduce` of all bytes.
     Thread: any.
 
@@ -128,6 +134,7 @@ def grouped_allreduce(
             native.ops().keras_ring_allreduce,
             x=values,
             tensor_name=name,
+            process_set=number_of(process_set, f"allreduce {label_of(name)!r}"),
             op=op,
             prescale_factor=repr(float(prescale_factor)),
             postscale_factor=repr(float(postscale_factor)),
@@ -143,6 +150,7 @@ def reducescatter(
     name: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet | None = None,
 ) -> Tensor:
     """Reduce a tensor over all ranks; each rank gets some rows of the result.
 
@@ -153,6 +161,7 @@ def reducescatter(
         name: See `allreduce`.
         prescale_factor: See `allreduce`.
         postscale_factor: See `allreduce`.
+        process_set: See `allreduce`.
 
     Returns:
         `(own_rows, …)`, of the dtype of `tensor`. The rows of rank 0 are the first; when they do
@@ -161,7 +170,7 @@ def reducescatter(
     Raises:
         KerasRingError: As `allreduce`.
 
-    Collective: every rank calls it, in any order, under the same `name`.
+    Collective: every rank (of the set) calls it, in any order, under the same `name`.
     Cost: P-1 steps, (P-1)/P · S bytes sent per rank.
     Thread: any.
     Source: Patarasuk & Yuan, JPDC 2009.
@@ -177,6 +186,7 @@ def reducescatter(
         name=call_name(name, "reducescatter"),
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
+        process_set=process_set,
     )[0]
 
 
@@ -187,6 +197,7 @@ def grouped_reducescatter(
     name: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet | None = None,
 ) -> list[Tensor]:
     """Reduce and scatter several tensors as one request: all of them or none.
 
@@ -196,6 +207,7 @@ def grouped_reducescatter(
         name: See `allreduce`.
         prescale_factor: See `allreduce`.
         postscale_factor: See `allreduce`.
+        process_set: See `allreduce`.
 
     Returns:
         A list of the results, in the order of `tensors`.
@@ -203,7 +215,7 @@ def grouped_reducescatter(
     Raises:
         KerasRingError: As `allreduce`.
 
-    Collective: every rank calls it, in any order, under the same `name`.
+    Collective: every rank (of the set) calls it, in any order, under the same `name`.
     Cost: That of one `reducescatter` of all bytes.
     Thread: any.
 
@@ -223,6 +235,7 @@ def grouped_reducescatter(
             native.ops().keras_ring_reducescatter,
             x=values,
             tensor_name=name,
+            process_set=number_of(process_set, f"reducescatter {label_of(name)!r}"),
             op=op,
             prescale_factor=repr(float(prescale_factor)),
             postscale_factor=repr(float(postscale_factor)),

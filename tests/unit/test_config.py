@@ -18,7 +18,9 @@ FIELDS = {
     "KERAS_RING_KNOWN_REQUESTS": ("known_requests", "1", 1),
     "KERAS_RING_SLOT_BYTES": ("slot_bytes", "1e6", 1_000_000),
     "KERAS_RING_ALGORITHM": ("algorithm", "ring", "ring"),
+    "KERAS_RING_TIMELINE": ("timeline", "/tmp", "/tmp"),
 }
+NUMBERS = sorted(set(FIELDS) - {"KERAS_RING_ALGORITHM", "KERAS_RING_TIMELINE"})
 
 
 def test_empty_environment_gives_the_defaults() -> None:
@@ -52,7 +54,7 @@ def test_variable_set_to_nothing_means_the_default(variable: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["soon", "nan", "inf", "-1", "1 2", "1,5", "0x10"])
-@pytest.mark.parametrize("variable", sorted(set(FIELDS) - {"KERAS_RING_ALGORITHM"}))
+@pytest.mark.parametrize("variable", NUMBERS)
 def test_value_that_is_no_number_in_range_is_refused(variable: str, text: str) -> None:
     with pytest.raises(ConfigError, match=f"{variable} is '{text}'; expected a number, at least"):
         Config.from_environment({variable: text})
@@ -86,3 +88,18 @@ def test_launcher_is_recognised(environment: dict[str, str], launched_size: Any)
 
     assert config.is_launched
     assert config.launched_size == launched_size
+
+
+def test_folder_of_timelines_is_made(tmp_path) -> None:
+    folder = tmp_path / "a" / "b"
+
+    assert Config.from_environment({"KERAS_RING_TIMELINE": str(folder)}).timeline == str(folder)
+
+    assert folder.is_dir()
+
+
+def test_folder_that_is_a_file_is_refused(tmp_path) -> None:
+    path = tmp_path / "file"
+    path.write_text("")
+    with pytest.raises(ConfigError, match=f"KERAS_RING_TIMELINE is '{path}', which is no folder"):
+        Config.from_environment({"KERAS_RING_TIMELINE": str(path)})

@@ -27,13 +27,13 @@ def test_missing_library_names_the_command_that_builds_it(empty_folder) -> None:
     with pytest.raises(
         NativeLibraryError, match=r"libkeras_ring_core\.so is missing\. Build it with: keras-ring"
     ):
-        native.stop()
+        native.stop(native.WORLD)
 
 
 def test_library_that_cannot_be_loaded_names_the_command_that_mends_it(empty_folder) -> None:
     (empty_folder / native.CORE).write_text("no library")
     with pytest.raises(NativeLibraryError, match=r"cannot be loaded: .* keras-ring build"):
-        native.stop()
+        native.stop(native.WORLD)
 
 
 def test_another_mpi_in_mpi4py_is_refused_with_both_names() -> None:

@@ -4,6 +4,7 @@
 #define KERAS_RING_CORE_OPTIONS_H_
 
 #include <cstdint>
+#include <string>
 
 #include "core/algorithm.h"
 
@@ -26,6 +27,10 @@ struct Options {
   std::int64_t known_requests = 4096;
   // How allreduce runs; kAuto: see collectives/select.h.
   Algorithm algorithm = Algorithm::kAuto;
+  // The folder of the ranks' timelines; empty: none are written.
+  std::string timeline;
+  // Which process set of this rank it is; tells the tracks of its timelines apart.
+  int process_set = 0;
 };
 
 }  // namespace keras_ring

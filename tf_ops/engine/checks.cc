@@ -61,13 +61,25 @@ std::string ProblemWithSplits(const Request& request, int size) {
          std::to_string(rows) + " rows; expected numbers from 0 on that add up to the rows.";
 }
 
+// "a rank from 0 to 3", or of a part of the job "one of the ranks 0, 2".
+std::string AnyOf(const std::vector<int>& numbers) {
+  if (numbers.back() + 1 == static_cast<int>(numbers.size())) {
+    return "a rank from 0 to " + std::to_string(numbers.back());
+  }
+  std::string text = "one of the ranks ";
+  for (const int number : numbers) {
+    text += (number == numbers.front() ? "" : ", ") + std::to_string(number);
+  }
+  return text;
+}
+
 }  // namespace
 
-Status CheckCall(const Request& request, int size) {
+Status CheckCall(const Request& request, const Topology& topology) {
   const Signature& signature = request.signature;
-  if (signature.root < 0 || signature.root >= size) {
+  if (signature.kind == Kind::kBroadcast && topology.rank_of(signature.root) < 0) {
     return {Code::kInvalid, Describe(request) + ": root_rank is " + std::to_string(signature.root) +
-                                "; expected a rank from 0 to " + std::to_string(size - 1) + "."};
+                                "; expected " + AnyOf(topology.number_of) + "."};
   }
   for (std::size_t i = 0; i < signature.dtypes.size(); ++i) {
     if (signature.kind == Kind::kAllreduce || signature.kind == Kind::kReducescatter) {

@@ -4,11 +4,12 @@
 
 #include "core/status.h"
 #include "engine/request.h"
+#include "transport/topology.h"
 
 namespace keras_ring {
 
 // What every rank that makes this call is refused for, each by itself.
-Status CheckCall(const Request& request, int size);
+Status CheckCall(const Request& request, const Topology& topology);
 
 // Splits are data: one rank's may be wrong while the others wait for it. Then the problem becomes
 // part of the signature, which fails the request on every rank; alone, it is the error.

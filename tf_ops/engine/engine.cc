@@ -32,8 +32,6 @@ constexpr int kMostPasses = 63;
 constexpr double kLookForLost_s = 0.05;
 // Seconds that a rank which leaves at once spends on telling the others.
 constexpr double kTellOthers_s = 1.0;
-// Runs of a graph that failed; only the few that may still be winding down matter.
-constexpr std::size_t kFailedRuns = 64;
 
 constexpr char kShutDown[] = "keras_ring.shutdown() has been called; call keras_ring.init() first.";
 
@@ -46,6 +44,10 @@ Engine::Engine(std::unique_ptr<Transport> transport, const Options& options)
       place_(places_[transport_->rank()]),
       routes_(MakeRoutes()),
       readiness_(transport_->rank(), transport_->topology(), options) {
+  if (!options_.timeline.empty()) {
+    timeline_ = std::make_unique<Timeline>(options_.timeline, number(), options_.process_set,
+                                           topology().describe[rank()]);
+  }
   if (transport_->size() > 1) thread_ = std::thread([this] { Run(); });
 }
 
@@ -73,7 +75,7 @@ double Engine::NowS() const {
 }
 
 void Engine::Submit(Request request) {
-  Status status = CheckCall(request, transport_->size());
+  Status status = CheckCall(request, topology());
   if (status.ok()) status = CheckSplits(&request, transport_->size());
   if (!status.ok()) return request.done(status);
   // How much the others bring is not known yet where rows are open.
@@ -83,6 +85,7 @@ void Engine::Submit(Request request) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     has_ended = ending_ != Ending::kNone;
+    request.since_s = NowS();
     if (!has_ended && transport_->size() > 1) {
       submitted_.push_back(std::move(request));
     }
@@ -141,13 +144,13 @@ void Engine::Run() {
     if (nap.count() > 0) transport_->bell()->Sleep(seen, nap, /*in_transfer=*/false);
   }
   TakeSubmitted();
-  FailWaiting({Code::kInvalid, kShutDown});
+  requests_.FailWaiting({Code::kInvalid, kShutDown});
 }
 
 std::chrono::microseconds Engine::Work() {
   try {
     Pump();
-    if (!failure_.ok() || batches_.empty()) return NapWithoutNews();
+    if (!failure_.ok() || !requests_.has_batches()) return NapWithoutNews();
     RunBatch();
     pause_.Reset();
   } catch (const Error& error) {
@@ -166,7 +169,7 @@ void Engine::Help() {
   do {
     seen = bell->count.load();
     Work();
-    is_done = waiting_.empty() && batches_.empty();
+    is_done = requests_.is_idle();
   } while (!is_done && failure_.ok() && Pause::Clock::now() < end);
   bell->is_attended = 0;
   is_helping_ = false;
@@ -187,7 +190,7 @@ bool Engine::IsOver() {
   if (!failure_.ok()) return true;
   if (ending == Ending::kAtOnce) return false;  // not before the others have been told: TakeEnding
   try {
-    if (static_cast<int>(departed_.size()) == transport_->size() && batches_.empty()) {
+    if (static_cast<int>(departed_.size()) == transport_->size() && !requests_.has_batches()) {
       if (transport_->HasUnsentControl()) return false;
       transport_->Close();
       return true;
@@ -215,7 +218,7 @@ void Engine::Pump() {
       transport_->SendControl(place_.parent, Encode(*message));
     }
   } else {
-    const bool may_agree = !is_running_batch_ && batches_.empty();
+    const bool may_agree = !is_running_batch_ && !requests_.has_batches();
     if (const auto publication = readiness_.TakePublication(may_agree, NowS())) {
       Apply(*publication, Encode(*publication));
     }
@@ -237,28 +240,20 @@ void Engine::TakeSubmitted() {
     if (status.ok()) status = first_departure_;
     if (!status.ok()) {
       status.message = Describe(request) + ": " + status.message;
-    } else if (waiting_.count(key) > 0 || running_.count(key) > 0) {
-      status = {Code::kInvalid, Describe(request) +
-                                    " was called while a call under the same name '" + key +
-                                    "' had not ended on rank " + std::to_string(rank()) +
-                                    ". Give calls that run side by side names of their own."};
-    } else if (readiness_.has_joined()) {
+    } else {
+      status = requests_.Refusal(request, key, number());
+    }
+    if (status.ok() && readiness_.has_joined()) {
       status = {Code::kInvalid, Describe(request) + " was called on rank " +
-                                    std::to_string(rank()) +
+                                    std::to_string(number()) +
                                     " while it waits in join. Call join after everything else."};
-    } else if (request.run != 0 && std::find(failed_runs_.begin(), failed_runs_.end(),
-                                             request.run) != failed_runs_.end()) {
-      status = {Code::kInvalid, Describe(request) +
-                                    " was given up: another collective of the same "
-                                    "run of the graph had failed."};
     }
     if (!status.ok()) {
       request.done(status);
       continue;
     }
-    request.since_s = NowS();
     readiness_.AddOwn(request.name, request.signature, request.since_s);
-    waiting_.emplace(key, std::move(request));
+    requests_.Add(key, std::move(request));
   }
 }
 
@@ -293,79 +288,55 @@ void Engine::Apply(const Publication& publication, const std::string& bytes) {
   std::vector<Request> batch;
   const bool had_joined = readiness_.has_joined();
   for (const Readiness::Ready& ready : readiness_.Apply(publication)) {
-    const auto found = waiting_.find(ready.key);
-    running_.insert(ready.key);
-    if (found != waiting_.end()) {
-      found->second.last_joined = publication.last_joined;
-      batch.push_back(std::move(found->second));
-      waiting_.erase(found);
+    if (auto request = requests_.TakeAgreed(ready.key)) {
+      request->last_joined = publication.last_joined;
+      if (timeline_ != nullptr) timeline_->AddWait(*request, request->since_s, NowS());
+      batch.push_back(*std::move(request));
     } else if (had_joined) {
       batch.push_back(StandIn(ready.name, *ready.signature));
     } else {
       throw Error(Code::kInternal, "the ranks agreed on '" + ready.key + "', which rank " +
-                                       std::to_string(rank()) + " has not called");
+                                       std::to_string(number()) + " has not called");
     }
   }
-  if (!batch.empty()) batches_.push_back(std::move(batch));
-  for (const std::string& report : publication.reports) LogLine(rank(), report);
-  for (const Refused& refused : publication.refused) Refuse(refused);
+  requests_.PushBatch(std::move(batch));
+  for (const std::string& report : publication.reports) LogLine(number(), report);
+  for (const Refused& refused : publication.refused) requests_.Refuse(refused);
   if (!publication.refused.empty()) {
-    for (const auto& [key, request] : waiting_) {
+    for (const auto& [key, request] : requests_.waiting()) {
       readiness_.AddOwn(request.name, request.signature, request.since_s);
     }
   }
   for (const Departure& departure : publication.departures) Depart(departure);
 }
 
-void Engine::Refuse(const Refused& refused) {
-  const auto found = waiting_.find(refused.key);
-  if (found == waiting_.end()) return;
-  const std::int64_t run = found->second.run;
-  const std::string label = Describe(found->second);
-  found->second.done(refused.status);
-  waiting_.erase(found);
-  if (run == 0) return;
-  failed_runs_.push_back(run);
-  if (failed_runs_.size() > kFailedRuns) failed_runs_.pop_front();
-  for (auto other = waiting_.begin(); other != waiting_.end();) {
-    if (other->second.run != run) {
-      ++other;
-      continue;
-    }
-    other->second.done({refused.status.code,
-                        Describe(other->second) + " was given up, because " + label +
-                            " of the same run of the graph failed: " + refused.status.message});
-    other = waiting_.erase(other);
-  }
-}
-
 void Engine::Depart(const Departure& departure) {
   departed_.insert(departure.rank);
-  if (departure.rank == rank()) return FailWaiting({Code::kInvalid, kShutDown});
+  if (departure.rank == rank()) return requests_.FailWaiting({Code::kInvalid, kShutDown});
   const Status status{Code::kPeerLost,
                       topology().describe[departure.rank] + " is gone: " + departure.reason};
   // Others may leave because the first did.
   if (first_departure_.ok()) first_departure_ = status;
-  FailWaiting(status);
+  requests_.FailWaiting(status);
 }
 
 void Engine::RunBatch() {
   is_running_batch_ = true;
+  std::vector<Request>& batch = requests_.front_batch();
   std::vector<const Signature*> signatures;
-  for (const Request& request : batches_.front()) signatures.push_back(&request.signature);
+  for (const Request& request : batch) signatures.push_back(&request.signature);
   for (const auto& indices : PlanBuckets(signatures, options_.bucket_bytes)) {
     std::vector<Request*> bucket;
-    for (const std::size_t index : indices) bucket.push_back(&batches_.front()[index]);
+    for (const std::size_t index : indices) bucket.push_back(&batch[index]);
     running_label_ = Describe(*bucket.front());
     Reset();
     is_bulk_ = false;
+    const double since_s = timeline_ == nullptr ? 0 : NowS();
     Execute(routes_, bucket);
-    for (Request* request : bucket) {
-      running_.erase(KeyOf(request->name));
-      std::exchange(request->done, nullptr)({});
-    }
+    if (timeline_ != nullptr) timeline_->AddRun(bucket, since_s, NowS());
+    for (Request* request : bucket) requests_.Finish(request);
   }
-  batches_.pop_front();
+  requests_.PopBatch();
   is_running_batch_ = false;
 }
 
@@ -386,8 +357,9 @@ void Engine::LookForLostPeer() {
 }
 
 std::chrono::microseconds Engine::NapWithoutNews() {
-  if (!failure_.ok() || (waiting_.empty() && !is_leaving_)) return kAtRest;
-  const auto nap = pause_.Next(waiting_.empty() ? kAtRest : kInWait);
+  if (timeline_ != nullptr) timeline_->Flush(NowS());
+  if (!failure_.ok() || (requests_.waiting().empty() && !is_leaving_)) return kAtRest;
+  const auto nap = pause_.Next(requests_.waiting().empty() ? kAtRest : kInWait);
   return nap.count() == 0 || transport_->MustPoll() ? nap : kAtRest;
 }
 
@@ -404,7 +376,7 @@ void Engine::Step(std::uint32_t seen, bool rings) {
     if (options_.stall_error_s > 0 && waited_s > options_.stall_error_s) {
       throw Error(Code::kTimeout, text);
     }
-    if (!std::exchange(was_wait_reported_, true)) LogLine(rank(), text);
+    if (!std::exchange(was_wait_reported_, true)) LogLine(number(), text);
   }
   // Who waits for what rings has looked for a while already.
   const auto nap = rings && !transport_->MustPoll() ? kAtRest
@@ -428,23 +400,13 @@ void Engine::Fail(const Status& status, bool is_news) {
   failure_ = status;
   const bool is_mine = is_news && status.message.rfind(topology().describe[rank()], 0) == 0;
   if (!is_mine) {
-    LogLine(rank(), status.message + (running_label_.empty() || !is_running_batch_
-                                          ? ""
-                                          : " (during " + running_label_ + ")"));
+    LogLine(number(), status.message + (running_label_.empty() || !is_running_batch_
+                                            ? ""
+                                            : " (during " + running_label_ + ")"));
   }
-  // The memory of what was under way must stay until the process has ended: the network may still
-  // write to it.
-  for (auto& batch : batches_) {
-    for (Request& request : batch) {
-      if (request.done == nullptr) continue;
-      std::exchange(request.done,
-                    nullptr)({status.code, Describe(request) + ": " + status.message});
-      abandoned_.push_back(std::move(request));
-    }
-  }
-  batches_.clear();
+  requests_.FailBatches(status);
   is_running_batch_ = false;
-  FailWaiting(status);
+  requests_.FailWaiting(status);
   TakeSubmitted();
   if (!is_news) return;
   try {
@@ -459,12 +421,6 @@ void Engine::Fail(const Status& status, bool is_news) {
     }
   } catch (const Error&) {
     // A peer that cannot be told notices by itself.
-  }
-}
-
-void Engine::FailWaiting(const Status& status) {
-  for (auto& [key, request] : std::exchange(waiting_, {})) {
-    request.done({status.code, Describe(request) + ": " + status.message});
   }
 }
 

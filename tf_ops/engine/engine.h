@@ -5,22 +5,20 @@
 
 #include <atomic>
 #include <chrono>
-#include <deque>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <string>
 #include <thread>
-#include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "core/options.h"
 #include "engine/execute.h"
+#include "engine/in_flight.h"
 #include "engine/pause.h"
 #include "engine/readiness.h"
 #include "engine/request.h"
+#include "engine/timeline.h"
 #include "transport/transport.h"
 
 namespace keras_ring {
@@ -41,6 +39,8 @@ class Engine : private Idle {
 
   int rank() const { return transport_->rank(); }
   const Topology& topology() const { return transport_->topology(); }
+  // What messages call this rank.
+  int number() const { return topology().number_of[rank()]; }
 
   // Never blocks (but in a world of one). Thread: any.
   void Submit(Request request);
@@ -71,14 +71,12 @@ class Engine : private Idle {
   void TakeEnding();
   void Handle(int peer, const std::string& bytes);
   void Apply(const Publication& publication, const std::string& bytes);
-  void Refuse(const Refused& refused);
   void Depart(const Departure& departure);
   void RunBatch();
   void LookForLostPeer();
   std::chrono::microseconds NapWithoutNews();
   // Ends the generation with an error; `is_news`: the others have not heard of it.
   void Fail(const Status& status, bool is_news);
-  void FailWaiting(const Status& status);
   Routes MakeRoutes();
   double NowS() const;
 
@@ -104,13 +102,10 @@ class Engine : private Idle {
 
   // Whoever has the turn.
   Readiness readiness_;
-  std::map<std::string, Request> waiting_;    // by key; called on this rank, not agreed yet
-  std::set<std::string> running_;             // keys agreed and not done
-  std::deque<std::vector<Request>> batches_;  // agreed, in order
-  std::vector<Request> abandoned_;            // the network may still write to their memory
-  std::deque<std::int64_t> failed_runs_;
-  std::set<int> departed_;  // ranks
-  Status first_departure_;  // what requests end with from then on
+  InFlight requests_;
+  std::unique_ptr<Timeline> timeline_;  // null: none is wanted
+  std::set<int> departed_;              // ranks
+  Status first_departure_;              // what requests end with from then on
   bool is_leaving_ = false;
   double leaving_since_s_ = 0;
   bool is_running_batch_ = false;

@@ -149,7 +149,7 @@ void SendFromRoot(const Routes& routes, int root, void* data, std::int64_t bytes
 }
 
 void Broadcast(const Routes& routes, Request* request) {
-  const int root = request->signature.root;
+  const int root = routes.world.transport->topology().rank_of(request->signature.root);
   for (std::size_t i = 0; i < request->inputs.size(); ++i) {
     const std::int64_t bytes = NumElems(request->signature.shapes[i]) *
                                static_cast<std::int64_t>(DTypeBytes(request->signature.dtypes[i]));

@@ -8,26 +8,10 @@
 namespace keras_ring {
 namespace {
 
-// A rank list for a sentence: "0, 2, 5", cut where nobody reads on.
-std::string Join(const std::vector<std::int32_t>& ranks) {
-  constexpr std::size_t kMost = 16;
-  std::string text;
-  for (std::size_t i = 0; i < std::min(ranks.size(), kMost); ++i) {
-    text += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
-  }
-  if (ranks.size() > kMost) text += " and " + std::to_string(ranks.size() - kMost) + " more";
-  return text;
-}
-
 std::string Seconds(double seconds) {
   char text[32];
   std::snprintf(text, sizeof text, "%.3g s", seconds);
   return text;
-}
-
-std::string Who(const std::vector<std::int32_t>& ranks) {
-  return (ranks.size() == 1 ? "rank " : "ranks ") + Join(ranks) +
-         (ranks.size() == 1 ? " has " : " have ");
 }
 
 }  // namespace
@@ -48,6 +32,21 @@ Readiness::Readiness(int rank, const Topology& topology, const Options& options)
     }
     seen_by_[child] = 0;
   }
+}
+
+std::string Readiness::Join(const std::vector<std::int32_t>& ranks) const {
+  constexpr std::size_t kMost = 16;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(ranks.size(), kMost); ++i) {
+    text += (i > 0 ? ", " : "") + std::to_string(topology_.number_of[ranks[i]]);
+  }
+  if (ranks.size() > kMost) text += " and " + std::to_string(ranks.size() - kMost) + " more";
+  return text;
+}
+
+std::string Readiness::Who(const std::vector<std::int32_t>& ranks) const {
+  return (ranks.size() == 1 ? "rank " : "ranks ") + Join(ranks) +
+         (ranks.size() == 1 ? " has " : " have ");
 }
 
 Readiness::Waiting* Readiness::Find(const std::string& name, double since_s) {
@@ -119,17 +118,18 @@ Status Readiness::RefusalForJoined(const Waiting& waiting) const {
   if (joined_.empty()) return {};
   const Signature& signature = *waiting.groups.front().signature;
   const auto absent = AbsentOf(waiting);
-  const bool is_root_absent = std::binary_search(absent.begin(), absent.end(), signature.root);
+  const std::int32_t root = topology_.rank_of(signature.root);
+  const bool is_root_absent = std::binary_search(absent.begin(), absent.end(), root);
   const bool gives_parts =
       signature.kind == Kind::kAlltoall || signature.kind == Kind::kReducescatter;
   const char* why = nullptr;
   if (gives_parts && !absent.empty()) why = "what it is to get would be lost";
   if (signature.kind == Kind::kBroadcast && is_root_absent) why = "nobody else has its value";
   if (why == nullptr) return {};
-  return {Code::kInvalid,
-          std::string(KindName(signature.kind)) + " '" + LabelOf(waiting.name) +
-              "': " + Who(gives_parts ? absent : std::vector<std::int32_t>{signature.root}) +
-              "joined, and " + why + ". Call join after the last such call of any rank."};
+  return {Code::kInvalid, std::string(KindName(signature.kind)) + " '" + LabelOf(waiting.name) +
+                              "': " + Who(gives_parts ? absent : std::vector<std::int32_t>{root}) +
+                              "joined, and " + why +
+                              ". Call join after the last such call of any rank."};
 }
 
 void Readiness::AddOwn(const std::string& name, const Signature& signature, double since_s) {
@@ -153,7 +153,7 @@ void Readiness::AddFromChild(int child, const Upward& message, double now_s) {
     const Known::Entry* entry = known_.Get(number);
     if (entry == nullptr) {
       throw Error(Code::kInternal,
-                  "rank " + std::to_string(child) + " named a request by an unknown number");
+                  topology_.describe[child] + " named a request by an unknown number");
     }
     Group group;
     group.signature = entry->signature;
@@ -305,8 +305,8 @@ std::vector<Readiness::Ready> Readiness::Apply(const Publication& publication) {
       } else if (agreed.has_call) {
         ready = {agreed.key, agreed.name, std::make_shared<const Signature>(agreed.signature)};
       } else {
-        throw Error(Code::kInternal, "the ranks agreed on '" + agreed.key + "', which rank " +
-                                         std::to_string(rank_) + " has not called");
+        throw Error(Code::kInternal, "the ranks agreed on '" + agreed.key + "', which " +
+                                         topology_.describe[rank_] + " has not called");
       }
       known_.Add(ready.name, ready.signature, sequence_);
     }

@@ -92,6 +92,9 @@ class Readiness {
   Status RefusalForJoined(const Waiting& waiting) const;
   std::vector<std::int32_t> RanksOf(const Group& group) const;
   NamedReadiness Tell(Waiting* waiting, double now_s) const;
+  // A rank list for a sentence: "0, 2, 5", cut where nobody reads on; and "ranks 0, 2, 5 have ".
+  std::string Join(const std::vector<std::int32_t>& ranks) const;
+  std::string Who(const std::vector<std::int32_t>& ranks) const;
   Status Disagreement(const Waiting& waiting) const;
   // "has waited 60 s; ranks 0, 1 have called it, missing: rank 2 (host b, pid 812). …"
   std::string Stall(const Waiting& waiting, double now_s, bool is_error) const;

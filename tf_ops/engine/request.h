@@ -93,7 +93,7 @@ struct Request {
   std::vector<std::int64_t> all_rows;
   // Join only: who joined last.
   std::int32_t last_joined = -1;
-  // When the engine took it, by its own clock.
+  // When it was submitted, by the engine's clock.
   double since_s = 0;
 };
 

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -20,8 +21,8 @@ namespace {
 
 struct Process {
   std::mutex mutex;
-  std::shared_ptr<Engine> engine;  // guarded by mutex
-  pid_t pid = 0;                   // guarded by mutex; of the process that started the engine
+  std::map<int, std::shared_ptr<Engine>> engines;  // by process set; guarded by mutex
+  pid_t pid = 0;  // of the process that started the engines; guarded by mutex
   // Engines of failed generations: the network may still write to what their requests point to, so
   // they are kept until the process ends. Guarded by mutex.
   std::vector<std::shared_ptr<Engine>> failed;
@@ -34,12 +35,24 @@ Process& TheProcess() {
   return *process;
 }
 
-// Takes the engine away from whoever would submit from now on.
-std::shared_ptr<Engine> TakeEngine() {
+// Takes an engine away from whoever would submit from now on.
+std::shared_ptr<Engine> TakeEngine(int process_set) {
   Process& process = TheProcess();
   const std::lock_guard<std::mutex> lock(process.mutex);
   if (process.pid != getpid()) return nullptr;
-  return std::move(process.engine);
+  const auto found = process.engines.find(process_set);
+  if (found == process.engines.end()) return nullptr;
+  std::shared_ptr<Engine> engine = std::move(found->second);
+  process.engines.erase(found);
+  return engine;
+}
+
+std::vector<int> ProcessSets() {
+  Process& process = TheProcess();
+  const std::lock_guard<std::mutex> lock(process.mutex);
+  std::vector<int> sets;
+  for (const auto& [process_set, engine] : process.engines) sets.push_back(process_set);
+  return sets;
 }
 
 void Bury(std::shared_ptr<Engine> engine) {
@@ -53,35 +66,44 @@ int Report(const Status& status, char* message, int64_t message_bytes) {
   return static_cast<int>(status.code);
 }
 
-std::shared_ptr<Engine> MakeEngine(int use_mpi, int fortran_comm, const Options& options) {
-  auto transport = use_mpi != 0
-                       ? ConnectMpi(fortran_comm, options.stall_error_s, options.slot_bytes)
+std::shared_ptr<Engine> MakeEngine(const keras_ring_members& members, const Options& options) {
+  const std::vector<int> numbers(members.numbers, members.numbers + members.size);
+  auto transport = members.use_mpi != 0
+                       ? ConnectMpi(static_cast<int>(members.fortran_comm), options.stall_error_s,
+                                    options.slot_bytes, numbers)
                        : TheProcess().alone.Connect(0);
   return std::make_shared<Engine>(std::move(transport), options);
 }
 
-// The engine, or why there is none.
-Status CurrentEngine(std::shared_ptr<Engine>* engine) {
+// The engine of a process set, or why there is none.
+Status CurrentEngine(int process_set, std::shared_ptr<Engine>* engine) {
   Process& process = TheProcess();
   const std::lock_guard<std::mutex> lock(process.mutex);
-  if (process.engine == nullptr) {
+  const auto world = process.engines.find(kWorld);
+  if (world == process.engines.end()) {
     return {Code::kInvalid, "keras_ring is not initialised; call keras_ring.init() first."};
   }
   if (process.pid != getpid()) {
     return {Code::kInvalid,
-            "this process was forked from rank " + std::to_string(process.engine->rank()) +
+            "this process was forked from rank " + std::to_string(world->second->rank()) +
                 " after keras_ring.init(). Collectives belong to the rank itself; start helpers "
                 "with the 'spawn' method, or fork them before init()."};
   }
-  *engine = process.engine;
+  const auto found = process.engines.find(process_set);
+  if (found == process.engines.end()) {
+    return {Code::kInvalid,
+            "its process set has been removed, or belongs to a world before shutdown. Trace the "
+            "function anew with a process set that has been added."};
+  }
+  *engine = found->second;
   return {};
 }
 
 }  // namespace
 
-void Submit(Request request) {
+void Submit(int process_set, Request request) {
   std::shared_ptr<Engine> engine;
-  Status status = CurrentEngine(&engine);
+  Status status = CurrentEngine(process_set, &engine);
   if (status.ok()) return engine->Submit(std::move(request));
   status.message = std::string(KindName(request.signature.kind)) + " '" + LabelOf(request.name) +
                    "': " + status.message;
@@ -92,8 +114,9 @@ void Submit(Request request) {
 
 using keras_ring::Code;
 
-int keras_ring_start(int use_mpi, int fortran_comm, const keras_ring_options* options,
-                     keras_ring_place* place, char* message, int64_t message_bytes) {
+int keras_ring_start(int process_set, const keras_ring_members* members,
+                     const keras_ring_options* options, keras_ring_place* place, char* message,
+                     int64_t message_bytes) {
   auto& process = keras_ring::TheProcess();
   keras_ring::Options given;
   given.stall_s = options->stall_s;
@@ -102,9 +125,11 @@ int keras_ring_start(int use_mpi, int fortran_comm, const keras_ring_options* op
   given.bucket_bytes = options->bucket_bytes;
   given.known_requests = options->known_requests;
   given.slot_bytes = options->slot_bytes;
+  given.timeline = options->timeline;
+  given.process_set = process_set;
   given.algorithm = static_cast<keras_ring::Algorithm>(options->algorithm);
   try {
-    auto engine = keras_ring::MakeEngine(use_mpi, fortran_comm, given);
+    auto engine = keras_ring::MakeEngine(*members, given);
     const keras_ring::Topology& topology = engine->topology();
     place->rank = engine->rank();
     place->size = topology.size();
@@ -113,7 +138,12 @@ int keras_ring_start(int use_mpi, int fortran_comm, const keras_ring_options* op
     place->node_rank = topology.node_of[place->rank];
     place->num_nodes = topology.num_nodes();
     const std::lock_guard<std::mutex> lock(process.mutex);
-    process.engine = std::move(engine);
+    if (process.pid != getpid()) {
+      // What was started before a fork is the parent's; its threads are not here to be joined.
+      for (auto& [number, theirs] : process.engines) process.failed.push_back(std::move(theirs));
+      process.engines.clear();
+    }
+    process.engines[process_set] = std::move(engine);
     process.pid = getpid();
     return static_cast<int>(Code::kOk);
   } catch (const keras_ring::Error& error) {
@@ -123,18 +153,20 @@ int keras_ring_start(int use_mpi, int fortran_comm, const keras_ring_options* op
   }
 }
 
-int keras_ring_stop(void) {
-  auto engine = keras_ring::TakeEngine();
+int keras_ring_stop(int process_set) {
+  auto engine = keras_ring::TakeEngine(process_set);
   if (engine == nullptr || engine->Stop()) return static_cast<int>(Code::kOk);
   keras_ring::Bury(std::move(engine));
   return static_cast<int>(Code::kPeerLost);
 }
 
 void keras_ring_abandon(const char* reason) {
-  auto engine = keras_ring::TakeEngine();
-  if (engine == nullptr) return;
-  engine->Abandon(reason);
-  keras_ring::Bury(std::move(engine));
+  for (const int process_set : keras_ring::ProcessSets()) {
+    auto engine = keras_ring::TakeEngine(process_set);
+    if (engine == nullptr) continue;
+    engine->Abandon(reason);
+    keras_ring::Bury(std::move(engine));
+  }
 }
 
 void keras_ring_end_failed_process(void) {

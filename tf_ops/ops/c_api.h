@@ -16,7 +16,8 @@ typedef struct {
   int64_t bucket_bytes;
   int64_t known_requests;
   int64_t slot_bytes;
-  int64_t algorithm;  // see core/algorithm.h
+  int64_t algorithm;     // see core/algorithm.h
+  const char* timeline;  // a folder; empty: no timelines
 } keras_ring_options;
 
 typedef struct {
@@ -28,17 +29,26 @@ typedef struct {
   int32_t num_nodes;
 } keras_ring_place;
 
-// Starts a generation: over the MPI communicator with this Fortran handle, or, with `use_mpi` zero,
-// a world of one. Blocks until all ranks have called it.
-KERAS_RING_EXPORT int keras_ring_start(int use_mpi, int fortran_comm,
+// Where the ranks of a process set speak: in an MPI communicator, given by its Fortran handle, or,
+// with `use_mpi` zero, in this process, which is the only one.
+typedef struct {
+  int64_t use_mpi;
+  int64_t fortran_comm;
+  const int32_t* numbers;  // what messages call its ranks
+  int64_t size;
+} keras_ring_members;
+
+// Starts the generation of a process set, 0 being the world. Blocks until all of its ranks have
+// called it.
+KERAS_RING_EXPORT int keras_ring_start(int process_set, const keras_ring_members* members,
                                        const keras_ring_options* options, keras_ring_place* place,
                                        char* message, int64_t message_bytes);
 
-// Leaves in agreement with the others (see Engine::Stop); kPeerLost when the generation had failed.
-// Without a generation it does nothing.
-KERAS_RING_EXPORT int keras_ring_stop(void);
+// Leaves a process set in agreement with its others (see Engine::Stop); kPeerLost when the
+// generation had failed. Without a generation it does nothing.
+KERAS_RING_EXPORT int keras_ring_stop(int process_set);
 
-// Leaves at once; the others' collectives fail with `reason`.
+// Leaves all process sets at once; the others' collectives fail with `reason`.
 KERAS_RING_EXPORT void keras_ring_abandon(const char* reason);
 
 // Ends the process with status 1, without MPI_Finalize, which would wait for ranks that are gone.

@@ -17,6 +17,7 @@ namespace {
 
 // What the attributes of a node say: the part of a request that is the same in every run.
 struct Node {
+  int process_set = kWorld;
   std::string name;
   Signature signature;
 };
@@ -166,7 +167,7 @@ void Compute(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCall
     }
     request.done = [call](const Status& result) { call->Finish(result); };
     request.keep_alive = call;
-    Submit(std::move(request));
+    Submit(node.process_set, std::move(request));
   } catch (const Error& error) {
     call->Finish(error.status());
   }
@@ -199,6 +200,9 @@ void* Create(TF_OpKernelConstruction* construction) {
   auto node = std::make_unique<Node>();
   try {
     node->name = StringAttr(construction, "tensor_name");
+    if constexpr (kind != Kind::kJoin) {
+      node->process_set = std::atoi(StringAttr(construction, "process_set").c_str());
+    }
     node->signature.kind = kind;
     if constexpr (kind == Kind::kAllreduce || kind == Kind::kReducescatter) {
       SetOp(StringAttr(construction, "op"), &node->signature);

@@ -92,37 +92,40 @@ std::string RegisterOps() {
   const std::string name = "tensor_name: string";
   const std::string type = std::string("T: ") + kTypes;
   const std::string count = "N: int >= 1";
+  // Its number in this process; the others may know it by another.
+  const std::string set = "process_set: string = '0'";
   // Factors are written out as text: a float attribute would round them to float32.
   const std::string prescale = "prescale_factor: string = '1.0'";
   const std::string postscale = "postscale_factor: string = '1.0'";
   const OpDef ops[] = {
       {kAllreduceOp,
-       {name, type, count, "op: {'mean', 'sum', 'min', 'max', 'product', 'adasum'}", prescale,
+       {name, set, type, count, "op: {'mean', 'sum', 'min', 'max', 'product', 'adasum'}", prescale,
         postscale, "compression: {'none', 'fp16', 'bf16'} = 'none'"},
        {"x: N * T"},
        {"y: N * T"},
        OutputsLikeInputs},
       {kReducescatterOp,
-       {name, type, count, "op: {'mean', 'sum', 'min', 'max', 'product'}", prescale, postscale},
+       {name, set, type, count, "op: {'mean', 'sum', 'min', 'max', 'product'}", prescale,
+        postscale},
        {"x: N * T"},
        {"y: N * T"},
        OutputsWithOpenRows<Kind::kReducescatter>},
       {kAllgatherOp,
-       {name, type, count},
+       {name, set, type, count},
        {"x: N * T"},
        {"y: N * T"},
        OutputsWithOpenRows<Kind::kAllgather>},
       {kAlltoallOp,
-       {name, type},
+       {name, set, type},
        {"x: T", "splits: int64"},
        {"y: T", "received_splits: int64"},
        OutputsWithOpenRows<Kind::kAlltoall>},
       {kBroadcastOp,
-       {name, std::string("T: list(") + kTypes + ") >= 1", "root_rank: string"},
+       {name, set, std::string("T: list(") + kTypes + ") >= 1", "root_rank: string"},
        {"x: T"},
        {"y: T"},
        OutputsLikeInputs},
-      {kBarrierOp, {name}, {}, {}, nullptr},
+      {kBarrierOp, {name, set}, {}, {}, nullptr},
       {kJoinOp, {name}, {}, {"last: int32"}, ScalarOutput},
   };
   for (const OpDef& op : ops) {

@@ -104,7 +104,8 @@ struct Card {
 
 class MpiTransport : public Transport {
  public:
-  MpiTransport(MPI_Comm user_comm, double timeout_s, std::size_t slot_bytes) {
+  MpiTransport(MPI_Comm user_comm, double timeout_s, std::size_t slot_bytes,
+               const std::vector<int>& numbers) {
     Patience patience(timeout_s, "init");
     MPI_Request request = MPI_REQUEST_NULL;
     Check(MPI_Comm_idup(user_comm, &comm_, &request), "MPI_Comm_idup");
@@ -113,6 +114,7 @@ class MpiTransport : public Transport {
     int size = 0;
     Check(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
     Check(MPI_Comm_size(comm_, &size), "MPI_Comm_size");
+    topology_.number_of = numbers;
     Introduce(size, slot_bytes, &patience);
   }
 
@@ -242,7 +244,8 @@ class MpiTransport : public Transport {
     }
     std::string obstacle;
     if (cards[lowest].pid_namespace != own.pid_namespace) {
-      obstacle = "it lives in another PID namespace than rank " + std::to_string(lowest);
+      obstacle = "it lives in another PID namespace than rank " +
+                 std::to_string(topology_.number_of[lowest]);
     }
     std::shared_ptr<void> memory = ShareMemory(host_comm, slot_bytes, num_slots, &obstacle);
     MPI_Comm_free(&host_comm);
@@ -256,11 +259,12 @@ class MpiTransport : public Transport {
       int& node = node_of_lowest[lowest_of[rank]];
       if (node < 0) node = num_nodes++;
       topology_.node_of.push_back(node);
-      topology_.describe.push_back("rank " + std::to_string(rank) + " (host " + cards[rank].host +
-                                   ", pid " + std::to_string(cards[rank].pid) + ")");
+      topology_.describe.push_back("rank " + std::to_string(topology_.number_of[rank]) + " (host " +
+                                   cards[rank].host + ", pid " + std::to_string(cards[rank].pid) +
+                                   ")");
     }
     if (!obstacle.empty()) {
-      LogLine(rank_,
+      LogLine(topology_.number_of[rank_],
               "warning: " + topology_.describe[rank_] +
                   " cannot share memory with the "
                   "ranks of its host (" +
@@ -381,7 +385,8 @@ class MpiTransport : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> ConnectMpi(int fortran_comm, double timeout_s, std::size_t slot_bytes) {
+std::unique_ptr<Transport> ConnectMpi(int fortran_comm, double timeout_s, std::size_t slot_bytes,
+                                      const std::vector<int>& numbers) {
   int is_initialized = 0;
   MPI_Initialized(&is_initialized);
   if (is_initialized == 0) throw Error(Code::kInvalid, "MPI is not initialised");
@@ -393,7 +398,7 @@ std::unique_ptr<Transport> ConnectMpi(int fortran_comm, double timeout_s, std::s
                 "has a thread of its own. Let keras_ring.init() initialise MPI, or initialise it "
                 "with MPI_THREAD_MULTIPLE.");
   }
-  return std::make_unique<MpiTransport>(MPI_Comm_f2c(fortran_comm), timeout_s, slot_bytes);
+  return std::make_unique<MpiTransport>(MPI_Comm_f2c(fortran_comm), timeout_s, slot_bytes, numbers);
 }
 
 std::string RunningMpi() {

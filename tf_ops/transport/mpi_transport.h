@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "transport/transport.h"
 
@@ -14,8 +15,10 @@ namespace keras_ring {
 // Duplicates the communicator with the Fortran handle `fortran_comm`; the caller's own is never
 // used for a message. MPI must be initialised with MPI_THREAD_MULTIPLE. Every rank of the
 // communicator calls this; throws Error(kTimeout) when some have not after `timeout_s` seconds
-// (0: never). `slot_bytes`: of the arena that the ranks of a host share.
-std::unique_ptr<Transport> ConnectMpi(int fortran_comm, double timeout_s, std::size_t slot_bytes);
+// (0: never). `slot_bytes`: of the arena that the ranks of a host share. `numbers`: what messages
+// call its ranks; those of a part of the job have numbers of their own there.
+std::unique_ptr<Transport> ConnectMpi(int fortran_comm, double timeout_s, std::size_t slot_bytes,
+                                      const std::vector<int>& numbers);
 
 // The MPI in this process, and the one that this library was compiled with, e.g.
 // "Open MPI v5.0.11" and "Open MPI 5.0.11".

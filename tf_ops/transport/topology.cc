@@ -17,6 +17,11 @@ int Topology::local_size(int rank) const {
   return static_cast<int>(std::count(node_of.begin(), node_of.end(), node_of[rank]));
 }
 
+int Topology::rank_of(int number) const {
+  const auto found = std::find(number_of.begin(), number_of.end(), number);
+  return found == number_of.end() ? -1 : static_cast<int>(found - number_of.begin());
+}
+
 int Topology::num_lanes() const {
   std::vector<int> ranks_of(num_nodes(), 0);
   for (const int node : node_of) ++ranks_of[node];
@@ -28,6 +33,7 @@ Topology Topology::OneHost(int size) {
   topology.node_of.assign(size, 0);
   for (int rank = 0; rank < size; ++rank) {
     topology.describe.push_back("rank " + std::to_string(rank));
+    topology.number_of.push_back(rank);
   }
   return topology;
 }

@@ -13,11 +13,15 @@ struct Topology {
   std::vector<int> node_of;
   // describe[rank] names the process in messages: "rank 3 (host b, pid 812)".
   std::vector<std::string> describe;
+  // number_of[rank] is what users call it: its rank in the job, of which this may be a part.
+  std::vector<int> number_of;
 
   int size() const { return static_cast<int>(node_of.size()); }
   int num_nodes() const;
   int local_rank(int rank) const;
   int local_size(int rank) const;
+  // The rank with this number, or -1.
+  int rank_of(int number) const;
   // Rings that may run between the hosts beside each other: the ranks of the smallest host.
   int num_lanes() const;
 

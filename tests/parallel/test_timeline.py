@@ -1,0 +1,106 @@
+"""The timeline: what it holds, that it can be read at any moment, and when it cannot be written."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+import keras_ring as kr
+
+SEEN_WITHIN_S = 10.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A world of its own that writes timelines."""
+    shared = kr.broadcast_object(str(tmp_path / "traces"))
+    kr.shutdown()
+    monkeypatch.setenv("KERAS_RING_TIMELINE", shared)
+    kr.init()
+    yield Path(shared)
+    kr.shutdown()
+    monkeypatch.delenv("KERAS_RING_TIMELINE")
+    kr.init()
+
+
+def events_of(path: Path) -> list[dict]:
+    """Read a file as Perfetto does: the array need not be closed."""
+    text = path.read_text().rstrip().removesuffix(",")
+    return json.loads(text + "]")
+
+
+def test_each_rank_writes_what_it_waited_for_and_transferred(folder: Path) -> None:
+    @tf.function
+    def in_graph(x):
+        return [kr.allreduce(x, name=f'many{i}#layer "{i}"\\kernel') for i in range(5)]
+
+    before_us = time.time() * 1e6 - 1000  # two clocks are read
+    in_graph(tf.ones(1000))
+    kr.barrier(name="met")
+    after_us = time.time() * 1e6 + 1000
+    if kr.size() == 1:
+        pytest.skip("one rank transfers nothing")
+
+    path = folder / f"rank{kr.rank()}.json"
+    end = time.monotonic() + SEEN_WITHIN_S
+    while '"barrier' not in path.read_text() and time.monotonic() < end:
+        time.sleep(0.05)
+    events = events_of(path)  # of a rank that has not stopped, as of one that was killed
+
+    [process] = [e for e in events if e["name"] == "process_name"]
+    assert process["args"]["name"].startswith(f"rank {kr.rank()} (host ")
+    transfers = [e for e in events if e.get("cat") == "transfer"]
+    moved = [e for e in transfers if e["name"].startswith("allreduce")]
+    assert sum(e["args"]["requests"] for e in moved) == 5
+    assert sum(e["args"]["bytes"] for e in moved) == 5 * 4000
+    assert all(e["pid"] == kr.rank() and e["dur"] >= 0 for e in transfers)
+    begins = {e["id"]: e for e in events if e["ph"] == "b"}
+    ends = {e["id"]: e for e in events if e["ph"] == "e"}
+    assert begins.keys() == ends.keys()
+    assert sorted(e["name"] for e in begins.values()) == sorted(
+        ["barrier 'met'", *(f"allreduce 'layer \"{i}\"\\kernel'" for i in range(5))]
+    )
+    times = [e["ts"] for e in transfers] + [e["ts"] for e in begins.values()]
+    assert before_us < min(times) < max(times) < after_us
+    assert all(ends[i]["ts"] >= begins[i]["ts"] for i in begins)
+
+
+def test_a_process_set_has_a_file_of_its_own(folder: Path) -> None:
+    process_set = kr.add_process_set(range(kr.size()))
+    kr.barrier(process_set=process_set)
+    kr.remove_process_set(process_set)  # its file is written to the end
+
+    [path] = folder.glob(f"rank{kr.rank()}_set*.json")
+
+    names = {e["name"] for e in events_of(path)}
+    assert {"process_name", "thread_name"} <= names
+    assert kr.size() == 1 or "barrier 'barrier'" in names
+
+
+def test_without_the_variable_nothing_is_written(tmp_path: Path) -> None:
+    kr.barrier()
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_folder_that_cannot_be_written_is_an_error_of_init(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kr.shutdown()
+    (tmp_path / f"rank{_rank()}.json").mkdir()
+    monkeypatch.setenv("KERAS_RING_TIMELINE", str(tmp_path))
+    with pytest.raises(kr.ConfigError, match=r"the timeline .*rank\d\.json cannot be written"):
+        kr.init()
+    monkeypatch.delenv("KERAS_RING_TIMELINE")
+    kr.init()
+
+
+def _rank() -> int:
+    kr.init()
+    rank = kr.rank()
+    kr.shutdown()
+    return rank

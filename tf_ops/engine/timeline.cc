@@ -1,0 +1,131 @@
+#include "engine/timeline.h"
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "core/status.h"
+
+namespace keras_ring {
+namespace {
+
+constexpr std::size_t kMuch = 256 * 1024;
+constexpr double kLong_s = 0.2;
+
+std::string Quoted(const std::string& text) {
+  std::string quoted = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') quoted += '\\';
+    if (static_cast<unsigned char>(c) < 0x20) {
+      quoted += ' ';
+    } else {
+      quoted += c;
+    }
+  }
+  return quoted + "\"";
+}
+
+std::string Number(double value) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%.3f", value);
+  return text;
+}
+
+std::string SuffixOf(int process_set) {
+  return process_set == 0 ? "" : "_set" + std::to_string(process_set);
+}
+
+std::string PathOf(const std::string& folder, int number, int process_set) {
+  return folder + "/rank" + std::to_string(number) + SuffixOf(process_set) + ".json";
+}
+
+std::FILE* Create(const std::string& path) {
+  std::FILE* const file = std::fopen(path.c_str(), "we");
+  if (file == nullptr) {
+    throw Error(Code::kInvalid, "the timeline " + path +
+                                    " cannot be written: " + std::strerror(errno) +
+                                    ". KERAS_RING_TIMELINE names a folder that every rank may "
+                                    "write to.");
+  }
+  return file;
+}
+
+// Microseconds to add to steady time for the time since 1970. A thread may be put to sleep between
+// the two looks, so the quickest of several pairs counts.
+double OffsetUs() {
+  using Us = std::chrono::duration<double, std::micro>;
+  const auto steady_us = [] {
+    return Us(std::chrono::steady_clock::now().time_since_epoch()).count();
+  };
+  double offset_us = 0;
+  double least_us = 0;
+  for (int i = 0; i < 10; ++i) {
+    const double before_us = steady_us();
+    const double now_us = Us(std::chrono::system_clock::now().time_since_epoch()).count();
+    const double took_us = steady_us() - before_us;
+    if (i > 0 && took_us >= least_us) continue;
+    least_us = took_us;
+    offset_us = now_us - before_us - took_us / 2;
+  }
+  return offset_us;
+}
+
+}  // namespace
+
+Timeline::Timeline(const std::string& folder, int number, int process_set,
+                   const std::string& describe)
+    : file_(Create(PathOf(folder, number, process_set))),
+      number_(number),
+      track_(process_set + 1),
+      offset_us_(OffsetUs()) {
+  // An array that is not closed is read as one that is, so that a file is whole at any moment.
+  text_ = "[\n";
+  for (const auto& [what, value] : {std::pair<const char*, std::string>{"process_name", describe},
+                                    {"thread_name", "transfers" + SuffixOf(process_set)}}) {
+    text_ += std::string("{\"ph\":\"M\",\"name\":\"") + what +
+             "\",\"pid\":" + std::to_string(number_) + ",\"tid\":" + std::to_string(track_) +
+             ",\"args\":{\"name\":" + Quoted(value) + "}},\n";
+  }
+}
+
+Timeline::~Timeline() {
+  std::fwrite(text_.data(), 1, text_.size(), file_);
+  std::fclose(file_);
+}
+
+void Timeline::AddWait(const Request& request, double since_s, double until_s) {
+  // Requests wait side by side, and slices of one track must nest: each is a track of its own.
+  const std::string common = ",\"cat\":\"wait\",\"name\":" + Quoted(Describe(request)) +
+                             ",\"id\":" + std::to_string(++num_waits_) +
+                             ",\"pid\":" + std::to_string(number_) +
+                             ",\"tid\":" + std::to_string(track_) + ",\"ts\":";
+  text_ += "{\"ph\":\"b\"" + common + Microseconds(since_s) + "},\n";
+  text_ += "{\"ph\":\"e\"" + common + Microseconds(until_s) + "},\n";
+}
+
+void Timeline::AddRun(const std::vector<Request*>& bucket, double since_s, double until_s) {
+  std::int64_t bytes = 0;
+  for (const Request* const request : bucket) bytes += BytesOf(request->signature);
+  std::string name = Describe(*bucket.front());
+  if (bucket.size() > 1) name += " and " + std::to_string(bucket.size() - 1) + " more";
+  text_ += "{\"ph\":\"X\",\"cat\":\"transfer\",\"name\":" + Quoted(name) +
+           ",\"pid\":" + std::to_string(number_) + ",\"tid\":" + std::to_string(track_) +
+           ",\"ts\":" + Microseconds(since_s) + ",\"dur\":" + Number((until_s - since_s) * 1e6) +
+           ",\"args\":{\"bytes\":" + std::to_string(bytes) +
+           ",\"requests\":" + std::to_string(bucket.size()) + "}},\n";
+}
+
+std::string Timeline::Microseconds(double engine_s) const {
+  return Number(engine_s * 1e6 + offset_us_);
+}
+
+void Timeline::Flush(double now_s) {
+  if (text_.empty() || (text_.size() < kMuch && now_s - flushed_s_ < kLong_s)) return;
+  std::fwrite(text_.data(), 1, text_.size(), file_);
+  std::fflush(file_);
+  text_.clear();
+  flushed_s_ = now_s;
+}
+
+}  // namespace keras_ring

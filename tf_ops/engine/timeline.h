@@ -1,0 +1,50 @@
+// What the engine of one rank did and when, as a trace that Perfetto and chrome://tracing open. One
+// file per rank, readable at any moment and after a crash: lines are written whole.
+#ifndef KERAS_RING_ENGINE_TIMELINE_H_
+#define KERAS_RING_ENGINE_TIMELINE_H_
+
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/request.h"
+
+namespace keras_ring {
+
+// Whoever has the engine's turn calls it. Times are those of steady_clock, in seconds.
+class Timeline {
+ public:
+  // Creates a file in `folder` that is called after the rank's `number` and, of a part of the
+  // ranks, its process set. Times are written as time since 1970, so that the files of several
+  // ranks, and other traces, fit together. Throws Error(kInvalid) when the file cannot be made.
+  Timeline(const std::string& folder, int number, int process_set, const std::string& describe);
+  ~Timeline();
+  Timeline(const Timeline&) = delete;
+  Timeline& operator=(const Timeline&) = delete;
+
+  // A request was called on this rank, and only later on all.
+  void AddWait(const Request& request, double since_s, double until_s);
+  // Requests were carried out as one transfer.
+  void AddRun(const std::vector<Request*>& bucket, double since_s, double until_s);
+
+  // Writes what has been gathered when there is much of it, or when it has been kept for long.
+  // Cheap otherwise. Called when there is nothing else to do.
+  void Flush(double now_s);
+
+ private:
+  std::string Microseconds(double engine_s) const;
+
+  std::FILE* const file_;
+  const int number_;
+  const int track_;         // of this rank's process: where its transfers lie, one after the other
+  const double offset_us_;  // from steady time to that since 1970
+  std::string text_;
+  std::int64_t num_waits_ = 0;
+  double flushed_s_ = 0;
+};
+
+}  // namespace keras_ring
+
+#endif  // KERAS_RING_ENGINE_TIMELINE_H_
