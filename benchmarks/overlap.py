@@ -6,6 +6,7 @@ when each operation did, both by the clock of the host.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -21,8 +22,8 @@ def run(folder: Path) -> None:
     """Train, print the share of transfer time that was hidden, and draw one step."""
     with tempfile.TemporaryDirectory() as name:
         traces = Path(name)
-        peer = keras_ring_peer()
-        measure(peer, 2, {"trace": ("trace", {"folder": str(traces), "steps": 8})})
+        peer = dataclasses.replace(keras_ring_peer(), environment={"KERAS_RING_TIMELINE": name})
+        measure(peer, 2, {"trace": ("trace", {"folder": name, "steps": 8})})
         operations = json.loads((traces / "operations.json").read_text())
         transfers = read_timeline(traces / "rank0.json")
     begin, end = operations["step"]
@@ -83,11 +84,11 @@ def draw(path: Path, operations: dict, transfers: list[dict], share: float) -> N
     from matplotlib import pyplot
 
     begin, end = operations["step"]
-    figure, axes = pyplot.subplots(figsize=(10, 2.4))
+    figure, axes = pyplot.subplots(figsize=(10, 2.8))
     kinds = sorted({name for name, *_ in operations["operations"]})
     for i, kind in enumerate(kinds):
         bars = [(at - begin, dur) for name, at, dur in operations["operations"] if name == kind]
-        axes.broken_barh(bars, (1, 0.8), facecolors=f"C{i % 8}", label=kind)
+        axes.broken_barh(bars, (1, 0.8), facecolors=f"C{i % 8}", label=kind.lstrip("_"))
     bars = [(e["ts"] / 1e6 - begin, e["dur"] / 1e6) for e in transfers]
     bars = [(at, dur) for at, dur in bars if 0 <= at < end - begin]
     axes.broken_barh(bars, (0, 0.8), facecolors="black", label="transfer")
@@ -95,6 +96,6 @@ def draw(path: Path, operations: dict, transfers: list[dict], share: float) -> N
     axes.set_yticks([0.4, 1.4], ["keras_ring", "TensorFlow"])
     axes.set_xlabel("seconds since the step began")
     axes.set_title(f"one step of the MLP: {share:.0%} of transfer time is hidden", fontsize=9)
-    axes.legend(fontsize=6, ncols=6, loc="upper center", bbox_to_anchor=(0.5, -0.25))
+    axes.legend(fontsize=6, ncols=6, loc="upper center", bbox_to_anchor=(0.5, -0.35))
     figure.tight_layout()
     figure.savefig(path, dpi=150)

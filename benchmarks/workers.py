@@ -242,46 +242,50 @@ def train(library: Library, model: str, steps: int) -> float:
     # make one process alone look faster than one core is.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    keras = tf.keras
     net, batch = prepare(library, model)
     data = tf.data.Dataset.from_tensors(batch).repeat(steps)
-    ends: list[float] = []
+    clock = step_clock(time.perf_counter)
+    net.fit(data, epochs=1, verbose=0, callbacks=[clock])
+    warm = len(clock.ends) // 4
+    return float(np.median(np.diff(clock.ends)[warm:]))
 
-    class Clock(keras.callbacks.Callback):
+
+def step_clock(now: Callable[[], float]) -> Any:
+    """A callback whose `ends` tell when each step ended."""
+    import tensorflow as tf
+
+    class Clock(tf.keras.callbacks.Callback):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ends: list[float] = []
+
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
-            ends.append(time.perf_counter())
+            self.ends.append(now())
 
-    net.fit(data, epochs=1, verbose=0, callbacks=[Clock()])
-    warm = len(ends) // 4
-    return float(np.median(np.diff(ends)[warm:]))
+    return Clock()
 
 
 def trace(library: Library, folder: str, steps: int) -> float:
     """Seconds of a training step of the MLP; writes what TensorFlow and keras_ring did in one.
 
-    Rank 0 writes `operations.json`: begin and end of the last step, and the operations in it.
+    Rank 0 writes `operations.json`: begin and end of a step, and the operations in it.
     """
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    library.library.shutdown()
-    os.environ["KERAS_RING_TIMELINE"] = folder
-    library.library.init()
     net, batch = prepare(library, "mlp")
-    net.fit(*batch, batch_size=32, epochs=steps, verbose=0)
-    tf.profiler.experimental.start(folder, tf.profiler.experimental.ProfilerOptions(3))
-    ends: list[float] = []
-    begin = time.time()
-    for _ in range(3):
-        net.train_on_batch(*batch)
-        ends.append(time.time())
-    tf.profiler.experimental.stop()
+    data = tf.data.Dataset.from_tensors(batch).repeat(steps)
+    net.fit(data, verbose=0)
     if library.rank == 0:
-        record = {"step": ends[-2:], "operations": operations_between(folder, *ends[-2:])}
+        tf.profiler.experimental.start(folder)
+    clock = step_clock(time.time)
+    net.fit(data, verbose=0, callbacks=[clock])
+    if library.rank == 0:
+        tf.profiler.experimental.stop()
+        step = clock.ends[-3:-1]
+        record = {"step": step, "operations": operations_between(folder, *step)}
         (Path(folder) / "operations.json").write_text(json.dumps(record))
-    library.library.shutdown()  # the rest of the timeline is written
-    library.library.init()
-    return (ends[-1] - begin) / len(ends)
+    return float(np.median(np.diff(clock.ends)))
 
 
 def operations_between(folder: str, begin: float, end: float) -> list[tuple[str, float, float]]:
@@ -289,18 +293,24 @@ def operations_between(folder: str, begin: float, end: float) -> list[tuple[str,
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     space = xplane_pb2.XSpace()
-    path = next(iter(Path(folder).rglob(f"*{os.getpid()}*.xplane.pb")), None)
-    path = path or next(Path(folder).rglob("*.xplane.pb"))
-    space.ParseFromString(path.read_bytes())
+    space.ParseFromString(next(Path(folder).rglob("*.xplane.pb")).read_bytes())
+    # Times are relative to the profile's start, which stands in a plane of its own.
+    start_ns = next(
+        stat.uint64_value
+        for plane in space.planes
+        for stat in plane.stats
+        if plane.stat_metadata[stat.metadata_id].name == "profile_start_time"
+    )
     found = []
     for plane in space.planes:
         for line in plane.lines:
             for event in line.events:
                 name = plane.event_metadata[event.metadata_id].name
-                kind = name.rpartition(":")[2] if ":" in name else ""
-                at = (line.timestamp_ns + event.offset_ps / 1e3) / 1e9
+                path, _, kind = name.partition(":")
+                at = (start_ns + line.timestamp_ns + event.offset_ps / 1e3) / 1e9
                 seconds = event.duration_ps / 1e12
-                if kind and seconds > 5e-5 and begin <= at < end:
+                is_operation = kind.lstrip("_").isalnum() and " " not in path
+                if is_operation and seconds > 5e-5 and begin <= at < end:
                     found.append((kind, at, seconds))
     return found
 

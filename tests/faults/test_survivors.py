@@ -91,10 +91,6 @@ def check_survivors(output: str, sizes: list[int], lost: list[int], reasons: lis
         assert output.count(f"LEFT world {world}\n") == size - 1, output
 
 
-def shared_memory() -> set[str]:
-    return {path.name for path in Path("/dev/shm").iterdir()}
-
-
 def test_survivors_are_told_who_is_gone_and_why(mpirun, tmp_path) -> None:
     statements = [statement for statement, _ in FAULTS.values()]
     sizes = [2] * len(FAULTS)
@@ -151,6 +147,10 @@ def everything():
     kr.barrier(name="met")
 
 everything()
+with open("/proc/self/maps") as maps:
+    for line in maps:
+        if "/dev/shm/" in line:
+            print("MAPPED", line.split()[5], flush=True)
 kr.barrier()
 victim, after_s = KILLS[world]
 if kr.rank() == victim:
@@ -171,7 +171,6 @@ def test_rank_killed_at_any_moment_never_leaves_the_others_waiting(
     `pytest tests/faults/test_survivors.py --kills 100` kills so many.
     """
     sizes = [2, 2, 4]
-    before = shared_memory()
     for job in range(-(-pytestconfig.getoption("--kills") // KILLED_IN_A_JOB)):
         kills = [(random.randrange(size), random.uniform(0.0, 0.4)) for size in sizes]
         folder = tmp_path / str(job)
@@ -188,4 +187,5 @@ def test_rank_killed_at_any_moment_never_leaves_the_others_waiting(
         assert "WRONG" not in result.output, result.output
         lost = [victim for victim, _ in kills]
         check_survivors(result.output, sizes, lost, ["its process ended without leaving"] * 3)
-        assert shared_memory() <= before
+        mapped = set(re.findall(r"MAPPED (/dev/shm/\S+)", result.output))
+        assert not [path for path in mapped if Path(path).exists()], result.output

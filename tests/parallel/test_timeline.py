@@ -46,7 +46,7 @@ def test_each_rank_writes_what_it_waited_for_and_transferred(folder: Path) -> No
     if kr.size() == 1:
         pytest.skip("one rank transfers nothing")
 
-    path = folder / f"rank{kr.rank()}.json"
+    [path] = folder.glob(f"rank{kr.rank()}_generation*.json")  # earlier tests were the first
     end = time.monotonic() + SEEN_WITHIN_S
     while '"barrier' not in path.read_text() and time.monotonic() < end:
         time.sleep(0.05)
@@ -91,12 +91,25 @@ def test_folder_that_cannot_be_written_is_an_error_of_init(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kr.shutdown()
-    (tmp_path / f"rank{_rank()}.json").mkdir()
+    rank, next_world = _rank(), _worlds_so_far(tmp_path) + 1
+    (tmp_path / f"rank{rank}_generation{next_world}.json").mkdir()
     monkeypatch.setenv("KERAS_RING_TIMELINE", str(tmp_path))
-    with pytest.raises(kr.ConfigError, match=r"the timeline .*rank\d\.json cannot be written"):
+    with pytest.raises(
+        kr.ConfigError, match=r"the timeline .*rank\d_generation\d+\.json cannot be written"
+    ):
         kr.init()
     monkeypatch.delenv("KERAS_RING_TIMELINE")
     kr.init()
+
+
+def _worlds_so_far(folder: Path) -> int:
+    """Return how many worlds this process has had, as the name of a timeline tells."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KERAS_RING_TIMELINE", str(folder))
+        kr.init()
+        kr.shutdown()
+    [path] = folder.glob("rank*.json")
+    return int(path.stem.partition("_generation")[2])
 
 
 def _rank() -> int:

@@ -31,6 +31,8 @@ struct Options {
   std::string timeline;
   // Which process set of this rank it is; tells the tracks of its timelines apart.
   int process_set = 0;
+  // Counts the worlds of this process; each writes timelines of its own.
+  int generation = 1;
 };
 
 }  // namespace keras_ring

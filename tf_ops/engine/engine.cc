@@ -45,8 +45,7 @@ Engine::Engine(std::unique_ptr<Transport> transport, const Options& options)
       routes_(MakeRoutes()),
       readiness_(transport_->rank(), transport_->topology(), options) {
   if (!options_.timeline.empty()) {
-    timeline_ = std::make_unique<Timeline>(options_.timeline, number(), options_.process_set,
-                                           topology().describe[rank()]);
+    timeline_ = std::make_unique<Timeline>(options_, number(), topology().describe[rank()]);
   }
   if (transport_->size() > 1) thread_ = std::thread([this] { Run(); });
 }

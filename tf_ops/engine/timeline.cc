@@ -32,12 +32,14 @@ std::string Number(double value) {
   return text;
 }
 
-std::string SuffixOf(int process_set) {
-  return process_set == 0 ? "" : "_set" + std::to_string(process_set);
+std::string SetSuffix(const Options& options) {
+  return options.process_set == 0 ? "" : "_set" + std::to_string(options.process_set);
 }
 
-std::string PathOf(const std::string& folder, int number, int process_set) {
-  return folder + "/rank" + std::to_string(number) + SuffixOf(process_set) + ".json";
+std::string PathOf(const Options& options, int number) {
+  return options.timeline + "/rank" + std::to_string(number) + SetSuffix(options) +
+         (options.generation == 1 ? "" : "_generation" + std::to_string(options.generation)) +
+         ".json";
 }
 
 std::FILE* Create(const std::string& path) {
@@ -73,16 +75,15 @@ double OffsetUs() {
 
 }  // namespace
 
-Timeline::Timeline(const std::string& folder, int number, int process_set,
-                   const std::string& describe)
-    : file_(Create(PathOf(folder, number, process_set))),
+Timeline::Timeline(const Options& options, int number, const std::string& describe)
+    : file_(Create(PathOf(options, number))),
       number_(number),
-      track_(process_set + 1),
+      track_(options.process_set + 1),
       offset_us_(OffsetUs()) {
   // An array that is not closed is read as one that is, so that a file is whole at any moment.
   text_ = "[\n";
   for (const auto& [what, value] : {std::pair<const char*, std::string>{"process_name", describe},
-                                    {"thread_name", "transfers" + SuffixOf(process_set)}}) {
+                                    {"thread_name", "transfers" + SetSuffix(options)}}) {
     text_ += std::string("{\"ph\":\"M\",\"name\":\"") + what +
              "\",\"pid\":" + std::to_string(number_) + ",\"tid\":" + std::to_string(track_) +
              ",\"args\":{\"name\":" + Quoted(value) + "}},\n";

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/options.h"
 #include "engine/request.h"
 
 namespace keras_ring {
@@ -16,10 +17,11 @@ namespace keras_ring {
 // Whoever has the engine's turn calls it. Times are those of steady_clock, in seconds.
 class Timeline {
  public:
-  // Creates a file in `folder` that is called after the rank's `number` and, of a part of the
-  // ranks, its process set. Times are written as time since 1970, so that the files of several
-  // ranks, and other traces, fit together. Throws Error(kInvalid) when the file cannot be made.
-  Timeline(const std::string& folder, int number, int process_set, const std::string& describe);
+  // Creates a file in the folder that the options name: rank2.json, where 2 is this rank's
+  // `number`, or of a process set or a later generation rank2_set1.json or rank2_generation2.json.
+  // Times are written as time since 1970, so that the files of several ranks, and other traces, fit
+  // together. Throws Error(kInvalid) when the file cannot be made.
+  Timeline(const Options& options, int number, const std::string& describe);
   ~Timeline();
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;

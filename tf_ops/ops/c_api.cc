@@ -22,6 +22,7 @@ namespace {
 struct Process {
   std::mutex mutex;
   std::map<int, std::shared_ptr<Engine>> engines;  // by process set; guarded by mutex
+  int num_worlds = 0;                              // started so far; guarded by mutex
   pid_t pid = 0;  // of the process that started the engines; guarded by mutex
   // Engines of failed generations: the network may still write to what their requests point to, so
   // they are kept until the process ends. Guarded by mutex.
@@ -45,6 +46,14 @@ std::shared_ptr<Engine> TakeEngine(int process_set) {
   std::shared_ptr<Engine> engine = std::move(found->second);
   process.engines.erase(found);
   return engine;
+}
+
+// Which world of this process it is, or belongs to.
+int GenerationOf(int process_set) {
+  Process& process = TheProcess();
+  const std::lock_guard<std::mutex> lock(process.mutex);
+  if (process_set == kWorld) ++process.num_worlds;
+  return process.num_worlds;
 }
 
 std::vector<int> ProcessSets() {
@@ -127,6 +136,7 @@ int keras_ring_start(int process_set, const keras_ring_members* members,
   given.slot_bytes = options->slot_bytes;
   given.timeline = options->timeline;
   given.process_set = process_set;
+  given.generation = keras_ring::GenerationOf(process_set);
   given.algorithm = static_cast<keras_ring::Algorithm>(options->algorithm);
   try {
     auto engine = keras_ring::MakeEngine(*members, given);
