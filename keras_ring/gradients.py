@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 import tensorflow as tf
 
-from keras_ring import collectives, runtime
+from keras_ring import collectives, graphs, runtime
 from keras_ring.collectives.naming import LABEL_SEPARATOR
 from keras_ring.compression import Compression
 from keras_ring.gradient_groups import plan_groups
@@ -132,15 +132,7 @@ def _request_prefix(scope: str) -> str:
     """
     if tf.executing_eagerly():
         return f"gradient/{scope}"
-    graph = tf.compat.v1.get_default_graph()
-    # A branch of a cond or the body of a loop is a graph of its own, but runs within the same
-    # function.
-    while type(graph).__name__ in (
-        "CondBranchFuncGraph",
-        "WhileCondFuncGraph",
-        "WhileBodyFuncGraph",
-    ):
-        graph = graph.outer_graph
+    graph = graphs.function_graph(tf.compat.v1.get_default_graph())
     uses = _uses.setdefault(graph, collections.Counter())
     uses[scope] += 1
     return f"gradient/{scope}" if uses[scope] == 1 else f"gradient/{scope}/use {uses[scope]}"

@@ -119,6 +119,15 @@ def ops() -> ModuleType:
     return module
 
 
+@functools.cache
+def xla_problem() -> str:
+    """Return why XLA cannot compile collectives in this process; "" when it can."""
+    ops()
+    problem = ctypes.CDLL(_find(OPS)).keras_ring_xla_problem
+    problem.restype = ctypes.c_char_p
+    return str(problem().decode())
+
+
 def check_mpi(mpi: Any) -> None:
     """Check that mpi4py and the library use one MPI.
 

@@ -1,4 +1,4 @@
-"""The collectives on tensors: in eager code and in `tf.function`, with gradients.
+"""The collectives on tensors: in eager code, `tf.function` and under XLA, with gradients.
 
 Ranks are matched by name, so they may call in any order. All but the tensor and its operation is
 given by keyword.

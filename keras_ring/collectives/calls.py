@@ -1,11 +1,12 @@
 """From a public function to the op: what it takes, how it is run, how it fails."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps
 
+from keras_ring import native, xla
 from keras_ring.collectives.naming import label_of
 from keras_ring.errors import ConfigError, from_tf
 
@@ -45,12 +46,36 @@ def as_tensors(tensors: Sequence[Tensor], kind: str, name: str) -> list[Tensor]:
     return values
 
 
-def run(kernel: Any, /, **arguments: Any) -> Any:
-    """Call an op; its errors become those of keras_ring."""
+# By kind of collective; derivatives.py fills it.
+_derivatives: dict[str, Callable[..., Any]] = {}
+
+
+def derivative_of(kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make the decorated function the derivative of a collective, compiled or not."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        tf.RegisterGradient(f"KerasRing{kind.capitalize()}")(function)
+        _derivatives[kind] = function
+        return function
+
+    return register
+
+
+def run(kind: str, /, **arguments: Any) -> Any:
+    """Call the op of a collective, or its form for XLA; its errors become those of keras_ring."""
+    op = getattr(native.ops(), f"keras_ring_{kind}")
+    if xla.is_compiling():
+        inputs = arguments.pop("x", ())
+        label = label_of(arguments["tensor_name"])
+        return xla.lower(kind, inputs, arguments, label, _derivatives.get(kind, _no_derivative))
     try:
-        return kernel(**arguments)
+        return op(**arguments)
     except tf.errors.OpError as error:
         raise from_tf(error) from None
+
+
+def _no_derivative(op: Any, *upstream: Tensor) -> list[Tensor | None]:  # noqa: ARG001
+    return [None] * len(op.inputs)
 
 
 def check_one_dtype(values: Sequence[Tensor], kind: str, name: str) -> None:

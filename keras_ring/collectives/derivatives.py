@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_ring import runtime
-from keras_ring.collectives.calls import Tensor
+from keras_ring import runtime, xla
+from keras_ring.collectives.calls import Tensor, derivative_of
 from keras_ring.collectives.movements import allgather, alltoall, grouped_allgather
 from keras_ring.collectives.reductions import allreduce, grouped_allreduce
 from keras_ring.process_sets import of_op, rank_in, size_of
@@ -35,7 +35,7 @@ def _factors(op: Any) -> dict[str, float]:
     return {name: float(_attr(op, name)) for name in ("prescale_factor", "postscale_factor")}
 
 
-@tf.RegisterGradient("KerasRingAllreduce")  # type: ignore[untyped-decorator]
+@derivative_of("allreduce")
 def _allreduce_gradient(op: Any, *upstream: Tensor) -> list[Tensor]:
     kind = _attr(op, "op")
     if kind in ("mean", "sum"):
@@ -53,19 +53,32 @@ def _allreduce_gradient(op: Any, *upstream: Tensor) -> list[Tensor]:
     return _selection_gradient(op, kind, total, op.outputs)
 
 
-@tf.RegisterGradient("KerasRingReducescatter")  # type: ignore[untyped-decorator]
+@derivative_of("reducescatter")
 def _reducescatter_gradient(op: Any, *upstream: Tensor) -> list[Tensor]:
     kind = _attr(op, "op")
-    total = grouped_allgather(upstream, name=_gradient_name(op), process_set=of_op(op))
+    total = _gather_parts(op, upstream, _gradient_name(op))
     if kind in ("mean", "sum"):
         factor = float(np.prod([*_factors(op).values()]))
         if kind == "mean":
             factor /= size_of(of_op(op))
         return [t * tf.cast(factor, t.dtype) for t in total]
-    outputs = grouped_allgather(
-        op.outputs, name=_gradient_name(op, "results"), process_set=of_op(op)
-    )
+    outputs = _gather_parts(op, op.outputs, _gradient_name(op, "results"))
     return _selection_gradient(op, kind, total, outputs)
+
+
+def _gather_parts(op: Any, parts: Sequence[Tensor], name: str) -> list[Tensor]:
+    """Put together what a reducescatter has cut."""
+    size, own = size_of(of_op(op)), rank_in(of_op(op))
+    if not xla.is_compiling() or all(x.shape[0] % size == 0 for x in op.inputs):
+        return grouped_allgather(parts, name=name, process_set=of_op(op))
+    # XLA gathers equal parts only. These do not overlap, so their sum is all of them.
+    padded = []
+    for x, part in zip(op.inputs, parts, strict=True):
+        each, left = divmod(x.shape[0], size)
+        before = own * each + min(own, left)
+        after = x.shape[0] - before - part.shape[0]
+        padded.append(tf.pad(part, [[before, after], *[[0, 0]] * (x.shape.rank - 1)]))
+    return grouped_allreduce(padded, "sum", name=name, process_set=of_op(op))
 
 
 def _selection_gradient(
@@ -148,9 +161,15 @@ def _adasum(tensors: Sequence[Tensor]) -> Tensor:
     return level[0]
 
 
-@tf.RegisterGradient("KerasRingAllgather")  # type: ignore[untyped-decorator]
+@derivative_of("allgather")
 def _allgather_gradient(op: Any, *upstream: Tensor) -> list[Tensor]:
     total = grouped_allreduce(upstream, "sum", name=_gradient_name(op), process_set=of_op(op))
+    if xla.is_compiling():  # the parts are equal
+        own = rank_in(of_op(op))
+        return [
+            t[own * x.shape[0] : (own + 1) * x.shape[0]]
+            for t, x in zip(total, op.inputs, strict=True)
+        ]
     own_rows = tf.stack([tf.shape(x, out_type=tf.int64)[0] for x in op.inputs])
     all_rows = allgather(
         tf.expand_dims(own_rows, 0), name=_gradient_name(op, "rows"), process_set=of_op(op)
@@ -159,14 +178,14 @@ def _allgather_gradient(op: Any, *upstream: Tensor) -> list[Tensor]:
     return [t[first[i] : first[i] + own_rows[i]] for i, t in enumerate(total)]
 
 
-@tf.RegisterGradient("KerasRingAlltoall")  # type: ignore[untyped-decorator]
+@derivative_of("alltoall")
 def _alltoall_gradient(op: Any, upstream: Tensor, _: Tensor) -> list[Tensor | None]:
     """What came from a rank goes back to it."""
     gradient, _ = alltoall(upstream, op.outputs[1], name=_gradient_name(op), process_set=of_op(op))
     return [gradient, None]
 
 
-@tf.RegisterGradient("KerasRingBroadcast")  # type: ignore[untyped-decorator]
+@derivative_of("broadcast")
 def _broadcast_gradient(op: Any, *upstream: Tensor) -> list[Tensor | None]:
     is_root = runtime.rank() == int(_attr(op, "root_rank"))
     gradients: list[Tensor | None] = []

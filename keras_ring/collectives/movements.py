@@ -6,7 +6,7 @@ from numbers import Integral
 import numpy as np
 import tensorflow as tf
 
-from keras_ring import native, runtime
+from keras_ring import runtime
 from keras_ring.collectives.calls import Tensor, as_tensors, check_one_dtype, check_rows, run
 from keras_ring.collectives.naming import call_name, label_of
 from keras_ring.errors import ConfigError
@@ -20,7 +20,8 @@ def allgather(
 
     Args:
         tensor: `(rows, …)`, any numeric dtype or bool. `rows` may differ between ranks and may be
-            zero; the other dimensions and the dtype may not.
+            zero; the other dimensions and the dtype may not. With `jit_compile=True` all ranks
+            bring as many rows.
         name: See `allreduce`.
         process_set: See `allreduce`.
 
@@ -78,7 +79,7 @@ def grouped_allgather(
     check_one_dtype(values, "allgather", name)
     return list(
         run(
-            native.ops().keras_ring_allgather,
+            "allgather",
             x=values,
             tensor_name=name,
             process_set=number_of(process_set, f"allgather {label_of(name)!r}"),
@@ -167,7 +168,7 @@ def grouped_broadcast(
         return []
     return list(
         run(
-            native.ops().keras_ring_broadcast,
+            "broadcast",
             x=values,
             tensor_name=name,
             process_set=number_of(process_set, f"broadcast {label_of(name)!r}"),
@@ -199,7 +200,7 @@ def alltoall(
 
     Raises:
         ConfigError: On every rank, when one rank's `splits` do not fit its tensor, or without
-            `splits` its rows cannot be shared equally.
+            `splits` its rows cannot be shared equally. In a function with `jit_compile=True`.
         KerasRingError: As `allreduce`.
 
     Collective: every rank (of the set) calls it, in any order, under the same `name`.
@@ -223,7 +224,7 @@ def alltoall(
             f"expected int32 or int64 of shape ({size_of(process_set)},)."
         )
     rows, received = run(
-        native.ops().keras_ring_alltoall,
+        "alltoall",
         x=value,
         splits=tf.zeros(0, tf.int64) if counts is None else tf.cast(counts, tf.int64),
         tensor_name=name,
@@ -250,6 +251,7 @@ def join(*, name: str | None = None) -> Tensor:
         every update.
 
     Raises:
+        ConfigError: In a function with `jit_compile=True`.
         KerasRingError: As `allreduce`. `KERAS_RING_STALL_ERROR_S` counts from the last collective
             that the others ran.
 
@@ -262,10 +264,10 @@ def join(*, name: str | None = None) -> Tensor:
         0
     """
     if tf.executing_eagerly():
-        return run(native.ops().keras_ring_join, tensor_name=call_name(name, "join"))
+        return run("join", tensor_name=call_name(name, "join"))
     operations = tf.compat.v1.get_default_graph().get_operations()
     with tf.control_dependencies([op for op in operations if op.type.startswith("KerasRing")]):
-        return run(native.ops().keras_ring_join, tensor_name=call_name(name, "join"))
+        return run("join", tensor_name=call_name(name, "join"))
 
 
 def barrier(*, name: str | None = None, process_set: ProcessSet | None = None) -> None:
@@ -287,4 +289,4 @@ def barrier(*, name: str | None = None, process_set: ProcessSet | None = None) -
     """
     name = call_name(name, "barrier")
     number = number_of(process_set, f"barrier {label_of(name)!r}")
-    run(native.ops().keras_ring_barrier, tensor_name=name, process_set=number)
+    run("barrier", tensor_name=name, process_set=number)

@@ -6,6 +6,8 @@ from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
+from keras_ring import graphs
+
 # Between the labels of a group's tensors; tf_ops/engine/request.cc knows it too.
 LABEL_SEPARATOR = "\n"
 
@@ -26,7 +28,6 @@ def call_name(name: str | None, kind: str) -> str:
 # a graph itself holds is counted anew in each trace.
 _counters: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
 _inner_places: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
-_INNER_GRAPHS = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph")
 
 
 def _count(graph: Any, kind: str) -> str:
@@ -37,7 +38,7 @@ def _count(graph: Any, kind: str) -> str:
 
 def _place(graph: Any) -> str:
     """Return the function that a graph belongs to, and where in it."""
-    if type(graph).__name__ not in _INNER_GRAPHS:
+    if not graphs.is_inner(graph):
         return str(getattr(graph, "name", "graph"))
     if graph not in _inner_places:
         _inner_places[graph] = f"{_place(graph.outer_graph)}/{_count(graph.outer_graph, 'inner')}"

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Literal, TypeAlias, get_args
 
-from keras_ring import native
 from keras_ring.collectives.calls import Tensor, as_tensors, check_one_dtype, check_rows, run
 from keras_ring.collectives.naming import call_name, label_of
 from keras_ring.compression import Compression, attribute_of
@@ -54,8 +53,9 @@ def allreduce(
         Same shape and dtype as `tensor`, the same bits on every rank.
 
     Raises:
-        ConfigError: The operation has no meaning for the dtype, there is no such compression, or
-            `init` was not called.
+        ConfigError: The operation has no meaning for the dtype, there is no such compression,
+            `init` was not called, or with `jit_compile=True` a dimension is not known while the
+            function is traced.
         MismatchError: Ranks disagree on shape, dtype, op or compression.
         PeerLostError: A rank has died or left.
         StallError: A rank has not called it for `KERAS_RING_STALL_ERROR_S` seconds.
@@ -131,7 +131,7 @@ def grouped_allreduce(
     check_one_dtype(values, "allreduce", name)
     return list(
         run(
-            native.ops().keras_ring_allreduce,
+            "allreduce",
             x=values,
             tensor_name=name,
             process_set=number_of(process_set, f"allreduce {label_of(name)!r}"),
@@ -232,7 +232,7 @@ def grouped_reducescatter(
     check_one_dtype(values, "reducescatter", name)
     return list(
         run(
-            native.ops().keras_ring_reducescatter,
+            "reducescatter",
             x=values,
             tensor_name=name,
             process_set=number_of(process_set, f"reducescatter {label_of(name)!r}"),

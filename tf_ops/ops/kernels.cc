@@ -1,26 +1,19 @@
 #include "ops/kernels.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "engine/request.h"
+#include "ops/node.h"
 #include "ops/op_defs.h"
 #include "ops/process.h"
 #include "ops/tf_api.h"
 
 namespace keras_ring {
 namespace {
-
-// What the attributes of a node say: the part of a request that is the same in every run.
-struct Node {
-  int process_set = kWorld;
-  std::string name;
-  Signature signature;
-};
 
 // One run of a node: owns its tensors until the request is done or given up.
 class Call {
@@ -186,41 +179,12 @@ std::string StringAttr(TF_OpKernelConstruction* construction, const char* name) 
   return value;
 }
 
-void SetOp(const std::string& op, Signature* signature) {
-  signature->is_mean = op == "mean";
-  signature->is_adasum = op == "adasum";
-  for (const ReduceOp candidate :
-       {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
-    if (op == ReduceOpName(candidate)) signature->op = candidate;
-  }
-}
-
 template <Kind kind>
 void* Create(TF_OpKernelConstruction* construction) {
   auto node = std::make_unique<Node>();
   try {
-    node->name = StringAttr(construction, "tensor_name");
-    if constexpr (kind != Kind::kJoin) {
-      node->process_set = std::atoi(StringAttr(construction, "process_set").c_str());
-    }
-    node->signature.kind = kind;
-    if constexpr (kind == Kind::kAllreduce || kind == Kind::kReducescatter) {
-      SetOp(StringAttr(construction, "op"), &node->signature);
-      const auto factor = [construction](const char* name) {
-        return std::strtod(StringAttr(construction, name).c_str(), nullptr);
-      };
-      node->signature.prescale = factor("prescale_factor");
-      node->signature.postscale = factor("postscale_factor");
-    }
-    if constexpr (kind == Kind::kAllreduce) {
-      const std::string compression = StringAttr(construction, "compression");
-      for (const Compression one : kAllCompressions) {
-        if (compression == CompressionName(one)) node->signature.compression = one;
-      }
-    }
-    if constexpr (kind == Kind::kBroadcast) {
-      node->signature.root = std::atoi(StringAttr(construction, "root_rank").c_str());
-    }
+    *node =
+        ReadNode(kind, [construction](const char* name) { return StringAttr(construction, name); });
   } catch (const Error& error) {
     TfStatus status;
     status.Set(error.status());

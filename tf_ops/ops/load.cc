@@ -6,10 +6,16 @@
 #include "ops/kernels.h"
 #include "ops/op_defs.h"
 #include "ops/tf_api.h"
+#include "ops/xla_handlers.h"
 
 namespace {
 
 std::string& Problem() {
+  static auto* problem = new std::string;
+  return *problem;
+}
+
+std::string& XlaProblem() {
   static auto* problem = new std::string;
   return *problem;
 }
@@ -22,9 +28,15 @@ __attribute__((constructor)) void Load() {
   }
   Problem() = keras_ring::RegisterOps();
   if (Problem().empty()) Problem() = keras_ring::RegisterKernels();
+  XlaProblem() = keras_ring::RegisterXlaHandlers();
 }
 
 }  // namespace
 
 // What went wrong while loading; "" when nothing did.
 extern "C" KERAS_RING_EXPORT const char* keras_ring_ops_problem(void) { return Problem().c_str(); }
+
+// Why no collective can be compiled by XLA; "" when all is well.
+extern "C" KERAS_RING_EXPORT const char* keras_ring_xla_problem(void) {
+  return XlaProblem().c_str();
+}

@@ -3,7 +3,6 @@
 #include <dlfcn.h>
 
 namespace keras_ring {
-namespace {
 
 // TensorFlow is loaded already; which of its libraries holds a symbol differs between versions.
 void* FindSymbol(const char* name) {
@@ -18,6 +17,8 @@ void* FindSymbol(const char* name) {
   return nullptr;
 }
 
+namespace {
+
 TfApi FindAll() {
   TfApi api;
 #define KERAS_RING_FIND(name, result, parameters)                             \
@@ -26,6 +27,26 @@ TfApi FindAll() {
     api.missing += std::string(api.missing.empty() ? "" : ", ") + "TF_" #name;
   KERAS_RING_TF_FUNCTIONS(KERAS_RING_FIND)
 #undef KERAS_RING_FIND
+  return api;
+}
+
+// The numbers of tensorflow::DataType.
+struct TypePair {
+  DType dtype;
+  int tf_dtype;
+};
+constexpr TypePair kTypes[] = {
+    {DType::kFloat32, 1},  {DType::kFloat64, 2},   {DType::kInt32, 3},     {DType::kUint8, 4},
+    {DType::kInt16, 5},    {DType::kInt8, 6},      {DType::kComplex64, 8}, {DType::kInt64, 9},
+    {DType::kBool, 10},    {DType::kBfloat16, 14}, {DType::kUint16, 17},   {DType::kComplex128, 18},
+    {DType::kFloat16, 19}, {DType::kUint32, 22},   {DType::kUint64, 23},
+};
+static_assert(std::size(kTypes) == std::size(kAllDTypes));
+
+}  // namespace
+
+const TfApi& Tf() {
+  static const TfApi api = FindAll();
   return api;
 }
 
@@ -48,26 +69,6 @@ int TfCode(Code code) {
       return 13;  // INTERNAL
   }
   return 2;  // UNKNOWN
-}
-
-// The numbers of tensorflow::DataType.
-struct TypePair {
-  DType dtype;
-  int tf_dtype;
-};
-constexpr TypePair kTypes[] = {
-    {DType::kFloat32, 1},  {DType::kFloat64, 2},   {DType::kInt32, 3},     {DType::kUint8, 4},
-    {DType::kInt16, 5},    {DType::kInt8, 6},      {DType::kComplex64, 8}, {DType::kInt64, 9},
-    {DType::kBool, 10},    {DType::kBfloat16, 14}, {DType::kUint16, 17},   {DType::kComplex128, 18},
-    {DType::kFloat16, 19}, {DType::kUint32, 22},   {DType::kUint64, 23},
-};
-static_assert(std::size(kTypes) == std::size(kAllDTypes));
-
-}  // namespace
-
-const TfApi& Tf() {
-  static const TfApi api = FindAll();
-  return api;
 }
 
 void TfStatus::Set(const Status& status) {

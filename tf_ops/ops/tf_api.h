@@ -103,6 +103,9 @@ struct TfApi {
 // Looked up once, when the library is loaded into a process that has imported TensorFlow.
 const TfApi& Tf();
 
+// A symbol of the TensorFlow in this process; null when it has none of this name.
+void* FindSymbol(const char* name);
+
 // A TF_Status that is freed at the end of its scope.
 class TfStatus {
  public:
@@ -118,6 +121,9 @@ class TfStatus {
  private:
   TF_Status* const status_;
 };
+
+// The number of an error for TensorFlow, and for XLA, which uses the same.
+int TfCode(Code code);
 
 // Between TensorFlow's number of a type and ours. False: we have no such type.
 bool DTypeFromTf(int tf_dtype, DType* dtype);
