@@ -7,7 +7,8 @@ _INNER_GRAPHS = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGrap
 
 def is_inner(graph: Any) -> bool:
     """Return whether `graph` is a branch of a cond or a part of a loop, not a whole function."""
-    return type(graph).__name__ in _INNER_GRAPHS
+    # Those of gradients are subclasses.
+    return any(cls.__name__ in _INNER_GRAPHS for cls in type(graph).__mro__)
 
 
 def function_graph(graph: Any) -> Any:

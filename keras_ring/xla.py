@@ -26,6 +26,9 @@ Tensor: TypeAlias = Any
 _MODULE_VERSION = 9
 # Custom calls of the typed interface.
 _API_VERSION = 4
+# Where a graph keeps the number of its run, and what that is.
+_RUN = "_keras_ring_run"
+_RUN_TYPE = "tensor<i64>"
 
 _ELEMENT_TYPES = {
     "bool": "i1",
@@ -120,23 +123,18 @@ def lower(
     types = [_ELEMENT_TYPES[tensor.dtype.name] for tensor in inputs]
     program = _program(
         kind,
-        [_tensor_type(shape, type_) for shape, type_ in zip(shapes, types, strict=True)],
+        [
+            *(_tensor_type(shape, type_) for shape, type_ in zip(shapes, types, strict=True)),
+            _RUN_TYPE,
+        ],
         [_tensor_type(shape, type_) for shape, type_ in zip(results, types, strict=True)],
         attributes,
     )
 
-    # Not a public module; only who compiles needs it.
-    from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+    run = _run_of(graphs.function_graph(tf.compat.v1.get_default_graph()))
 
     def emit(tensors: Sequence[Tensor]) -> Any:
-        return gen_xla_ops.xla_call_module(
-            args=tensors,
-            version=_MODULE_VERSION,
-            module=program,
-            Tout=[tensor.dtype for tensor in tensors],
-            Sout=results,
-            platforms=("CPU",),
-        )
+        return _call_module(program, [*tensors, run], [t.dtype for t in tensors], results)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def call(*tensors: Tensor) -> Any:
@@ -148,10 +146,37 @@ def lower(
 
         return outputs, gradient
 
-    if not inputs:  # a barrier
-        emit([])
-        return []
-    return list(call(*inputs))
+    return list(call(*inputs)) if inputs else emit([])
+
+
+def _call_module(
+    program: str, inputs: Sequence[Tensor], dtypes: Sequence[Any], shapes: Sequence[Sequence[int]]
+) -> list[Tensor]:
+    # Not a public module; only who compiles needs it.
+    from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+
+    outputs = gen_xla_ops.xla_call_module(
+        args=inputs,
+        version=_MODULE_VERSION,
+        module=program,
+        Tout=dtypes,
+        Sout=shapes,
+        platforms=("CPU",),
+    )
+    return list(outputs) if dtypes else []
+
+
+def _run_of(graph: Any) -> Tensor:
+    """Return the number of the run that `graph` is in, which its program finds out by a call.
+
+    When one call of a run fails, XLA leaves out those that have not begun. So this rank's others
+    must be given up too, or the other ranks' would wait for what never comes.
+    """
+    if getattr(graph, _RUN, None) is None:
+        with graph.as_default(), tf.control_dependencies(None):
+            (run,) = _call_module(_program("run", [], [_RUN_TYPE], {}), [], [tf.int64], [[]])
+        setattr(graph, _RUN, run)
+    return getattr(graph, _RUN)
 
 
 def _check_place(kind: str, label: str) -> None:

@@ -292,6 +292,22 @@ def test_gradient_is_taken_outside_of_the_compiled_function() -> None:
     np.testing.assert_allclose(gradient, 2 * x * (kr.size() + 1) / 2, rtol=1e-6)
 
 
+def test_gradient_through_a_loop_and_a_branch() -> None:
+    @compiled
+    def call(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = x
+            for _ in tf.range(3):
+                y = kr.allreduce(y, "mean") * 2.0 + x
+            y = tf.cond(y[0, 0] > -1.0, lambda: kr.allreduce(y, "sum"), lambda: y)
+            loss = tf.reduce_sum(y)
+        return tape.gradient(loss, x)
+
+    # y = 8 mean + 4 mean + 2 mean + x on each rank, and its sum is in every rank's loss.
+    np.testing.assert_allclose(call(own()), np.full((4, 3), 15.0 * kr.size()), rtol=1e-6)
+
+
 def test_second_derivative() -> None:
     @compiled
     def call(x: tf.Tensor) -> Any:

@@ -1,5 +1,6 @@
 #include "ops/xla_handlers.h"
 
+#include <atomic>
 #include <cstring>
 #include <exception>
 #include <functional>
@@ -101,7 +102,10 @@ Request MakeRequest(const Node& node, const XlaCallFrame& frame) {
   Request request;
   request.name = node.name;
   request.signature = node.signature;
-  for (std::int64_t i = 0; i < frame.arguments.size; ++i) {
+  const std::int64_t num_tensors = frame.arguments.size - 1;
+  // Apart from the numbers of TensorFlow's runs.
+  request.run = -*static_cast<const std::int64_t*>(frame.arguments.buffers[num_tensors]->data);
+  for (std::int64_t i = 0; i < num_tensors; ++i) {
     const XlaBuffer& buffer = *frame.arguments.buffers[i];
     DType dtype;
     if (!DTypeFromXla(buffer.dtype, &dtype)) {
@@ -136,17 +140,30 @@ Request MakeRequest(const Node& node, const XlaCallFrame& frame) {
   return request;
 }
 
+// XLA asks which version of its interface a handler was built for.
+bool AnswerMetadata(const XlaCallFrame& frame) {
+  if (frame.extension == nullptr || frame.extension->type != kXlaMetadataExtension) return false;
+  XlaMetadata* const metadata = reinterpret_cast<XlaMetadataExtension*>(frame.extension)->metadata;
+  // It takes its own version only. One binary knows what has the same layout in all.
+  metadata->version = frame.api->version;
+  metadata->traits = 0;
+  if (metadata->struct_size >= sizeof(XlaMetadata)) metadata->state_type = 0;
+  return true;
+}
+
+// Gives each run of a program a number, which its other calls get as their last argument: XLA has
+// none that differs by run.
+XlaError* NumberRun(XlaCallFrame* frame) {
+  static std::atomic<std::int64_t> last{0};
+  if (!AnswerMetadata(*frame)) {
+    *static_cast<std::int64_t*>(frame->results.buffers[0]->data) = ++last;
+  }
+  return nullptr;
+}
+
 template <Kind kind>
 XlaError* Handle(XlaCallFrame* frame) {
-  if (frame->extension != nullptr && frame->extension->type == kXlaMetadataExtension) {
-    XlaMetadata* const metadata =
-        reinterpret_cast<XlaMetadataExtension*>(frame->extension)->metadata;
-    // XLA takes its own version only. One binary knows what has the same layout in all.
-    metadata->version = frame->api->version;
-    metadata->traits = 0;
-    if (metadata->struct_size >= sizeof(XlaMetadata)) metadata->state_type = 0;
-    return nullptr;
-  }
+  if (AnswerMetadata(*frame)) return nullptr;
   const XlaApi& xla = *frame->api;
   const auto ending = std::make_shared<Ending>(xla);
   try {
@@ -162,9 +179,8 @@ XlaError* Handle(XlaCallFrame* frame) {
   }
 }
 
-template <Kind kind>
-std::string Register(const XlaApi& xla) {
-  const std::string name = std::string("keras_ring_") + KindName(kind);
+std::string Register(const XlaApi& xla, const char* what, XlaHandler* handler) {
+  const std::string name = std::string("keras_ring_") + what;
   const std::string platform = "Host";
   XlaHandlerRegister call{sizeof call,
                           nullptr,
@@ -173,9 +189,14 @@ std::string Register(const XlaApi& xla) {
                           nullptr,
                           nullptr,
                           nullptr,
-                          Handle<kind>,
+                          handler,
                           0};
   return TakeMessage(xla, xla.handler_register(&call));
+}
+
+template <Kind kind>
+std::string Register(const XlaApi& xla) {
+  return Register(xla, KindName(kind), Handle<kind>);
 }
 
 }  // namespace
@@ -186,7 +207,7 @@ std::string RegisterXlaHandlers() {
   for (const std::string& message :
        {Register<Kind::kAllreduce>(*xla), Register<Kind::kReducescatter>(*xla),
         Register<Kind::kAllgather>(*xla), Register<Kind::kBroadcast>(*xla),
-        Register<Kind::kBarrier>(*xla)}) {
+        Register<Kind::kBarrier>(*xla), Register(*xla, "run", NumberRun)}) {
     if (!message.empty()) return message;
   }
   return "";
