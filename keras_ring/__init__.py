@@ -101,6 +101,7 @@ if TYPE_CHECKING:
         size as size,
     )
     from keras_ring.saving import load_model as load_model
+    from keras_ring.strategy import RingStrategy as RingStrategy
     from keras_ring.variables import broadcast_variables as broadcast_variables
 
 __version__ = "0.1.0"
@@ -153,6 +154,7 @@ _MODULE_OF = {
         "runtime",
     ),
     "DistributedOptimizer": "optimizer",
+    "RingStrategy": "strategy",
     "broadcast_variables": "variables",
     "callbacks": "callbacks",
     "compression": "compression",

@@ -69,7 +69,7 @@ def reduce_gradients(
         gradients = tape.gradient(loss, model.trainable_variables)
         gradients = reduce_gradients(gradients, model.trainable_variables, scope="mine")
     """
-    prefix = _request_prefix(scope)
+    prefix = request_prefix(scope)
     labels = [getattr(variable, "path", None) or variable.name for variable in variables]
     wanted: list[collectives.Op] = ["max" if is_overwritten(v) else op for v in variables]
     reduced: list[Gradient] = [None] * len(gradients)
@@ -103,7 +103,7 @@ def agree(flag: tf.Tensor, *, scope: str) -> tf.Tensor:
     Example:
         finite = agree(tf.math.is_finite(loss), scope="mine")
     """
-    name = f"{_request_prefix(f'{scope}/agree')}#agreement on finite gradients"
+    name = f"{request_prefix(f'{scope}/agree')}#agreement on finite gradients"
     return tf.equal(collectives.allreduce(tf.cast(flag, tf.int32), "min", name=name), 1)
 
 
@@ -123,7 +123,7 @@ def _gather_slices(
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
-def _request_prefix(scope: str) -> str:
+def request_prefix(scope: str) -> str:
     """The common part of the names; another one for each use of a scope within one function.
 
     Two uses may be in flight at once there, and would be taken for one another. Counted for the

@@ -1,4 +1,4 @@
-"""Hooks for what Keras does around an optimizer: two methods of LossScaleOptimizer, and pickling.
+"""Hooks for what Keras does around an optimizer: methods of LossScaleOptimizer, and pickling.
 
 `compile` puts a LossScaleOptimizer around the user's optimizer by itself, and a model pickles its
 optimizer by its config, so neither can be reached from the optimizer object. Both hooks do nothing
@@ -14,13 +14,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_ring import joint_step
 from keras_ring.errors import ConfigError
-from keras_ring.reducer import Reducer, accumulates, already_reduced, reducer_of
+from keras_ring.reducer import Reducer, accumulates, already_reduced, reducer_of, weigh_loss
 
 _MARK = "_keras_ring_patched"
 
 
-def patch_loss_scaling() -> None:
+def patch_loss_scaling(adopt: Callable[[Any], None]) -> None:
     """Make all ranks decide together whether a step under loss scaling is applied.
 
     Keras asks "are all gradients finite" of the rank's own gradients. One rank that overflows would
@@ -32,6 +33,9 @@ def patch_loss_scaling() -> None:
         decision is common
     with no exchange of its own. With accumulation there is nothing to reduce yet: the ranks agree
     on the answer.
+
+    Args:
+        adopt: Called with an optimizer that is applied within a strategy and is not distributed.
     """
     cls = keras.optimizers.LossScaleOptimizer
     if getattr(cls.apply, _MARK, False):
@@ -42,11 +46,13 @@ def patch_loss_scaling() -> None:
             "hooks so that all ranks skip a step together. Install a version of Keras from 3.0.5 "
             "to 3.15."
         )
-    plain_apply, plain_check_finite = cls.apply, cls.check_finite
+    plain_apply, plain_check_finite, plain_scale = cls.apply, cls.check_finite, cls.scale_loss
 
     @functools.wraps(plain_apply)
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         inner = self.inner_optimizer
+        if reducer_of(inner) is None and joint_step.current() is not None:
+            adopt(inner)
         reducer = reducer_of(inner)
         if reducer is None or len(grads) == 0:
             return plain_apply(self, grads, trainable_variables)
@@ -55,8 +61,10 @@ def patch_loss_scaling() -> None:
             if not self.built:
                 # A MultiOptimizer knows its inner optimizers only when it is built.
                 self.build(trainable_variables)
+        grads = reducer.weigh(grads)
         if accumulates(inner):
-            return plain_apply(self, grads, trainable_variables)
+            with already_reduced(inner, is_only_weighed=True):
+                return plain_apply(self, grads, trainable_variables)
         variables = trainable_variables or self._trainable_variables
         reduced = reducer.reduce(grads, variables)
         with already_reduced(inner):
@@ -71,9 +79,14 @@ def patch_loss_scaling() -> None:
             return finite
         return reducer.agree(finite)
 
+    @functools.wraps(plain_scale)
+    def scale_loss(self: Any, loss: Any) -> Any:
+        return plain_scale(self, weigh_loss(self, loss))
+
     setattr(apply, _MARK, True)
     cls.apply = apply
     cls.check_finite = check_finite
+    cls.scale_loss = scale_loss
 
 
 def patch_pickling(rebuild: Callable[[Reducer, Callable[..., Any], tuple[Any, ...]], Any]) -> None:
@@ -96,7 +109,8 @@ def patch_pickling(rebuild: Callable[[Reducer, Callable[..., Any], tuple[Any, ..
     def reduce(self: Any) -> tuple[Any, ...]:
         function, arguments = plain_reduce(self)
         reducer = reducer_of(self) or reducer_of(getattr(self, "optimizer", None))
-        if reducer is None:
+        # What a strategy has made distributed is its own; a copy made in its scope will be, too.
+        if reducer is None or reducer.is_adopted:
             return function, arguments
         return rebuild, (reducer, function, arguments)
 

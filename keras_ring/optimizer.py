@@ -7,6 +7,7 @@ gradient may be, gradients.py knows.
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, get_args
@@ -14,13 +15,22 @@ from typing import Any, get_args
 import keras
 import tensorflow as tf
 
+from keras_ring import joint_step
 from keras_ring.compression import Compression, attribute_of
 from keras_ring.errors import ConfigError, InternalError
 from keras_ring.gradients import Gradient, Op, is_overwritten
 from keras_ring.keras_patches import patch_loss_scaling, patch_pickling
-from keras_ring.reducer import Reducer, accumulates, attach, is_multi, leaves, reducer_of
+from keras_ring.reducer import (
+    Reducer,
+    accumulates,
+    attach,
+    is_multi,
+    leaves,
+    reducer_of,
+    weigh_loss,
+)
 
-__all__ = ["DistributedOptimizer"]
+__all__ = ["DistributedOptimizer", "adopt", "adopt_when_applied"]
 
 # Keras 3.0 clips each batch's gradients and then adds them up. What is clipped must have been
 # reduced, so there each batch is reduced. Later versions clip the sum, within this method: one
@@ -93,7 +103,7 @@ def DistributedOptimizer(  # noqa: N802 (as users of Horovod know it)
         )
     attribute_of(compression, "DistributedOptimizer")
     optimizer = _as_keras_optimizer(optimizer)
-    patch_loss_scaling()
+    patch_loss_scaling(adopt)
     patch_pickling(_rebuild)
     _distribute(optimizer, Reducer(op, name, compression))
     return optimizer
@@ -123,12 +133,51 @@ def _as_keras_optimizer(optimizer: Any) -> Any:
     )
 
 
+def adopt(optimizer: Any) -> None:
+    """Make an optimizer that a strategy uses reduce gradients within what that strategy runs.
+
+    Does nothing for one that is distributed already, by the user or by a strategy.
+    """
+    patch_loss_scaling(adopt)
+    patch_pickling(_rebuild)
+    if reducer_of(optimizer) is None:
+        _distribute(optimizer, Reducer("mean", None, is_adopted=True))
+
+
+def adopt_when_applied() -> None:
+    """Make any optimizer that is applied within a strategy's `run` reduce gradients there.
+
+    For loops of the user's own, whose optimizer the strategy does not know before.
+    """
+    patch_loss_scaling(adopt)
+    owner = next(cls for cls in keras.optimizers.Optimizer.__mro__ if "apply" in vars(cls))
+    plain_apply = owner.apply
+    if hasattr(plain_apply, "_keras_ring_patched"):
+        return
+
+    @functools.wraps(plain_apply)
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        if joint_step.current() is None or reducer_of(self) is not None:
+            return plain_apply(self, grads, trainable_variables)
+        adopt(self)
+        return _reduce_and_apply(plain_apply, self, grads, trainable_variables)
+
+    apply._keras_ring_patched = True  # type: ignore[attr-defined]
+    owner.apply = apply
+
+
 def _distribute(optimizer: Any, reducer: Reducer) -> None:
     """Bind the hooks to `optimizer` and to those inside it, once."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         _distribute(optimizer.inner_optimizer, reducer)
         return
     present = reducer_of(optimizer)
+    if present is not None and present.is_adopted and not reducer.is_adopted:
+        # The user's word counts from here on, outside of the strategy too.
+        attach(optimizer, reducer)
+        if is_multi(optimizer):
+            _distribute_leaves(optimizer)
+        return
     if present is not None:
         for what in ("op", "compression"):
             has, wanted = getattr(present, what), getattr(reducer, what)
@@ -153,7 +202,8 @@ def _distribute_leaves(multi: Any) -> None:
     reducer = _own_reducer(multi)
     for i, leaf in enumerate(leaves(multi)):
         name = None if reducer.name is None else f"{reducer.name}/{i}"
-        _distribute(leaf, Reducer(reducer.op, name, reducer.compression))
+        leaf_reducer = Reducer(reducer.op, name, reducer.compression, is_adopted=reducer.is_adopted)
+        _distribute(leaf, leaf_reducer)
 
 
 def _own_reducer(optimizer: Any) -> Reducer:
@@ -185,14 +235,23 @@ def _apply(
     self: Any, grads: Iterable[Gradient], trainable_variables: Iterable[Any] | None = None
 ) -> Any:
     """Reduce, then take the step."""
+    return _reduce_and_apply(type(self).apply, self, grads, trainable_variables)
+
+
+def _reduce_and_apply(
+    plain_apply: Callable[..., Any],
+    self: Any,
+    grads: Iterable[Gradient],
+    trainable_variables: Iterable[Any] | None,
+) -> Any:
     reducer = _own_reducer(self)
-    plain_apply = type(self).apply
     grads = list(grads)
     if trainable_variables is not None:
         trainable_variables = list(trainable_variables)
     # Neither variables nor built: Keras has the message for it.
     if reducer.is_reduced or not grads or (trainable_variables is None and not self.built):
         return plain_apply(self, grads, trainable_variables)
+    grads = reducer.weigh(grads)
     variables = self._trainable_variables if trainable_variables is None else trainable_variables
     if not (accumulates(self) and _CLIPS_ACCUMULATED):
         return plain_apply(self, reducer.reduce(grads, variables), trainable_variables)
@@ -228,6 +287,11 @@ def _clip_gradients(self: Any, grads: Sequence[Gradient]) -> Any:
     return type(self)._clip_gradients(self, grads)
 
 
+def _scale_loss(self: Any, loss: Any) -> Any:
+    """Let the loss weigh as much as this rank has of a strategy's joint batch."""
+    return type(self).scale_loss(self, weigh_loss(self, loss))
+
+
 def _all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> list[Any]:  # noqa: ARG001
     """Reduce nothing: it is done, and Keras would let every update wait for all reductions."""
     return list(grads_and_vars)
@@ -250,5 +314,6 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "_backend_apply_gradients": _backend_apply_gradients,
     "_clip_gradients": _clip_gradients,
     "_all_reduce_sum_gradients": _all_reduce_sum_gradients,
+    "scale_loss": _scale_loss,
 }
-_MULTI_HOOKS: dict[str, Callable[..., Any]] = {"build": _build}
+_MULTI_HOOKS: dict[str, Callable[..., Any]] = {"build": _build, "scale_loss": _scale_loss}

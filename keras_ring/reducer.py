@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_ring import gradients
+from keras_ring import gradients, joint_step
 from keras_ring.compression import Compression
 from keras_ring.errors import ConfigError
 
@@ -30,16 +30,26 @@ class Reducer:
             among the optimizers that have reduced something: a rank may create more of them, as
             long as it does not use them.
         compression: See `allreduce`. Defaults to None.
+        is_adopted: Whether a strategy made the optimizer distributed, and not the user: it reduces
+            only in what that strategy runs.
     """
 
     def __init__(
-        self, op: gradients.Op, name: str | None, compression: Compression | None = None
+        self,
+        op: gradients.Op,
+        name: str | None,
+        compression: Compression | None = None,
+        *,
+        is_adopted: bool = False,
     ) -> None:
         self.op = op
         self.name = name
         self.compression = compression
+        self.is_adopted = is_adopted
         # While True, what the optimizer is given was reduced already.
         self.is_reduced = False
+        # While True, what it is given was multiplied with this rank's weight in the step already.
+        self.is_weighed = False
         self.num_reductions = 0
         self.num_steps_without = 0
         # With accumulation: the variables of the step, and those of them whose gradients are to be
@@ -50,7 +60,7 @@ class Reducer:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Reducer:
         """Return one that shares no scope with this: both may be used in one function."""
-        return Reducer(self.op, self.name, self.compression)
+        return Reducer(self.op, self.name, self.compression, is_adopted=self.is_adopted)
 
     @property
     def scope(self) -> str:
@@ -61,21 +71,40 @@ class Reducer:
             self._number = next(_scopes)
         return str(self._number)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is to be reduced here: a strategy's optimizer, used outside of it."""
+        return self.is_adopted and joint_step.current() is None
+
+    def weigh(self, values: Sequence[gradients.Gradient]) -> list[gradients.Gradient]:
+        """Return `values` multiplied with this rank's weight in the step, unless they were."""
+        replica = joint_step.current()
+        if replica is None or self.is_weighed or self.op == "sum":
+            return list(values)
+        return replica.weigh_gradients(values)
+
     def reduce(
         self, values: Sequence[gradients.Gradient], variables: Sequence[Any]
     ) -> list[gradients.Gradient]:
         """Reduce `values`, the gradients of `variables`."""
+        if self.is_idle:
+            self.num_reductions += 1
+            return list(values)
+        replica = joint_step.current()
         strategy = tf.distribute.get_strategy()
-        if strategy.num_replicas_in_sync > 1:
+        is_ours = getattr(strategy, "is_keras_ring", False)
+        if strategy.num_replicas_in_sync > 1 and not is_ours:
             raise ConfigError(
                 f"DistributedOptimizer is used under {type(strategy).__name__} with "
                 f"{strategy.num_replicas_in_sync} replicas in one process; it expects one replica "
                 "a rank. Build the model outside the strategy's scope and start one rank for each "
-                "device."
+                "device, or use keras_ring.RingStrategy."
             )
         self.num_reductions += 1
+        # tf.distribute's rule: losses were divided by the number of replicas, gradients add up.
+        op = "sum" if replica is not None and replica.is_sum else self.op
         return gradients.reduce_gradients(
-            values, variables, op=self.op, scope=self.scope, compression=self.compression
+            values, variables, op=op, scope=self.scope, compression=self.compression
         )
 
     def reduce_accumulated(self, values: Sequence[gradients.Gradient]) -> list[gradients.Gradient]:
@@ -91,6 +120,8 @@ class Reducer:
 
     def agree(self, flag: tf.Tensor) -> tf.Tensor:
         """Return whether `flag` holds on every rank."""
+        if self.is_idle:
+            return flag
         return gradients.agree(flag, scope=self.scope)
 
     def check_step(self, num_before: int, num_allowed: int) -> None:
@@ -165,14 +196,22 @@ def gradient_accumulators(optimizer: Any) -> list[Any]:
     ]
 
 
+def weigh_loss(optimizer: Any, loss: Any) -> Any:
+    """Return the loss multiplied with this rank's weight in a strategy's step."""
+    replica, reducer = joint_step.current(), reducer_of(optimizer)
+    if replica is None or reducer is None or reducer.op == "sum":
+        return loss
+    return replica.weigh_loss(loss)
+
+
 @contextlib.contextmanager
-def already_reduced(optimizer: Any) -> Iterator[None]:
-    """Within it, `optimizer` takes the gradients that it is given as reduced."""
+def already_reduced(optimizer: Any, *, is_only_weighed: bool = False) -> Iterator[None]:
+    """Within it, `optimizer` takes the gradients that it is given as reduced, or as weighed."""
     reducers = [reducer for reducer in map(reducer_of, leaves(optimizer)) if reducer is not None]
     for reducer in reducers:
-        reducer.is_reduced = True
+        reducer.is_reduced, reducer.is_weighed = not is_only_weighed, True
     try:
         yield
     finally:
         for reducer in reducers:
-            reducer.is_reduced = False
+            reducer.is_reduced = reducer.is_weighed = False
