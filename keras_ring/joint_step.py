@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_ring.errors import ConfigError
 from keras_ring.gradient_groups import SMALL_BYTES
 
 _local = threading.local()
@@ -72,9 +73,20 @@ class Replica:
         _local.replica = self._outer
 
     def weigh_loss(self, loss: Any) -> Any:
-        """Return the loss whose gradients can be averaged over the ranks."""
+        """Return the loss whose gradients can be averaged over the ranks.
+
+        Raises:
+            ConfigError: It is no scalar.
+        """
         if self.weight is None or self.is_loss_weighed:
             return loss
+        shape = getattr(loss, "shape", None)
+        if shape is not None and shape.rank:
+            raise ConfigError(
+                f"RingStrategy: the loss has the shape {tuple(shape)}; expected a scalar, because "
+                "a mean and a sum over the rows of all ranks are scaled in different ways. "
+                "Compile with a loss of reduction='sum_over_batch_size' or reduction='sum'."
+            )
         self.is_loss_weighed = True
         return loss * tf.cast(self.weight, loss.dtype)
 

@@ -28,11 +28,9 @@ def patch_loss_scaling(adopt: Callable[[Any], None]) -> None:
     skip a step that the others apply, and they would wait for its gradients for ever.
 
     Without accumulation the gradients are reduced first, each as soon as backprop has it, and Keras
-    checks the
-    results: an inf or NaN survives a sum, and the results have equal bits on all ranks, so the
-        decision is common
-    with no exchange of its own. With accumulation there is nothing to reduce yet: the ranks agree
-    on the answer.
+    checks the results: an inf or NaN survives a sum, and the results have equal bits on all ranks,
+    so the decision is common with no exchange of its own. With accumulation there is nothing to
+    reduce yet: the ranks agree on the answer.
 
     Args:
         adopt: Called with an optimizer that is applied within a strategy and is not distributed.

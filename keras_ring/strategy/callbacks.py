@@ -62,12 +62,16 @@ def _on_train_begin(plain: Callable[..., Any], self: Any, logs: Any = None) -> N
     if not _is_joint(self):
         plain(self, logs)
         return
+    ours = [c for c in self.callbacks if type(c).__module__.startswith("keras_ring.")]
     agree(
-        "begins to train, with callbacks of keras_ring",
-        [type(c).__name__ for c in self.callbacks if type(c).__module__.startswith("keras_ring.")],
-        advice="Give every rank the same callbacks of keras_ring.",
+        "begins to train",
+        {
+            "epochs": (self.params or {}).get("epochs"),
+            "callbacks of keras_ring": [type(c).__name__ for c in ours],
+        },
+        advice="Give fit the same arguments on every rank.",
     )
-    watches = gather("begins to train", any(map(_may_stop_in_epoch, self.callbacks)))
+    watches = gather("watches what stops training", any(map(_may_stop_in_epoch, self.callbacks)))
     self.keras_ring_watches = any(watches)
     plain(self, logs)
     model = self.model

@@ -73,17 +73,22 @@ def from_function(
 
 def _check_same(dataset: Any) -> int | None:
     """Refuse datasets that cannot be the same on all ranks; return the number of batches."""
-    if _is_sharded(dataset):
+    num_batches = int(dataset.cardinality())
+    is_sharded = _is_sharded(dataset)
+    agree(
+        "distributes a dataset",
+        {
+            "batches": num_batches,
+            "spec": str(dataset.element_spec),
+            "cut by Dataset.shard": is_sharded,
+        },
+        advice=_SAME_DATA,
+    )
+    if is_sharded:
         raise ConfigError(
             "RingStrategy: the dataset was cut by Dataset.shard already, and each rank would take "
             f"its rows of a part. {_SAME_DATA}"
         )
-    num_batches = int(dataset.cardinality())
-    agree(
-        "distributes a dataset",
-        (num_batches, str(dataset.element_spec)),
-        advice=_SAME_DATA,
-    )
     return num_batches if num_batches >= 0 else None
 
 

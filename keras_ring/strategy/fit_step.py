@@ -15,6 +15,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from tensorflow.python.distribute import values
 
 from keras_ring import joint_step, runtime
@@ -30,9 +31,10 @@ _checked: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def model_of(fn: Any) -> Any:
-    """Return the model whose step `fn` is; None for any other function."""
+    """Return the model whose `train_step` or `test_step` `fn` is; None for any other function."""
     owner = getattr(fn, "__self__", None)
-    return owner if isinstance(owner, keras.Model) else None
+    is_step = getattr(fn, "__name__", "") in ("train_step", "test_step")
+    return owner if is_step and isinstance(owner, TensorFlowTrainer) else None
 
 
 def as_joint_step(fn: Callable[..., Any], model: Any) -> Callable[..., Any]:

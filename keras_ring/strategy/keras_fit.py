@@ -35,6 +35,7 @@ def patch() -> None:
     iterator.__init__ = _hooked(iterator.__init__, _start_epochs)
     iterator.reset = _hooked(iterator.reset, _reset_epochs)
     cls = trainer.TensorFlowTrainer
+    cls._maybe_symbolic_build = _hooked(cls._maybe_symbolic_build, _maybe_symbolic_build)
     cls.predict_on_batch = _hooked(cls.predict_on_batch, _predict_on_batch)
     compiling = next(c for c in keras.Model.__mro__ if "compile" in vars(c))
     compiling.compile = _hooked(compiling.compile, _compile)
@@ -112,6 +113,30 @@ def _start_epochs(
         },
         advice="Give every rank the same arguments and data of the same length.",
     )
+
+
+def _maybe_symbolic_build(
+    plain: Callable[..., Any], self: Any, iterator: Any = None, data_batch: Any = None
+) -> None:
+    """Build a model from what the dataset says of its batches.
+
+    Keras takes a batch in each fit, evaluate and predict, and builds from that, if need be: a
+    generator's first batch would never be trained on, and a shuffle be drawn in vain.
+    """
+    if iterator is not None and getattr(self._distribute_strategy, "is_keras_ring", False):
+        spec = iterator._distributed_dataset.element_spec
+        parts = [part for part in tf.nest.flatten(spec) if hasattr(part, "shape")]
+        # From the number of columns Keras chooses what "accuracy" means.
+        is_known = all(p.shape.rank is not None and None not in p.shape[1:] for p in parts)
+        if is_known or _is_built(self):
+            data_batch = tf.nest.map_structure(lambda p: p if hasattr(p, "shape") else None, spec)
+            iterator = None
+    plain(self, iterator=iterator, data_batch=data_batch)
+
+
+def _is_built(model: Any) -> bool:
+    parts = [model._compile_metrics, model._compile_loss, *model._flatten_layers()]
+    return all(part is None or part.built for part in parts)
 
 
 def _reset_epochs(plain: Callable[..., Any], self: Any) -> None:

@@ -31,7 +31,8 @@ class RingStrategy(tf.distribute.Strategy):
       policy OFF, or with `distribute_datasets_from_function`, a rank's batches are its own part
       already. With FILE, each rank reads some of the files.
     - Losses are averaged over the joint batch, also where a rank has fewer rows than the others or
-      none. Write losses of your own, in a `train_step` too, as for one process.
+      none, and those of reduction "sum" are added up. Write a loss of your own, in a `train_step`
+      too, as for one process: as the mean over the rows that it is given.
     - A variable made in the scope begins with rank 0's value. A metric is added up over the ranks.
       The moving statistics of BatchNormalization are averaged after each step; one process would
       see the variance of the joint batch, which `synchronized=True` gives.

@@ -107,7 +107,8 @@ def test_dict_inputs_outputs_masks_and_embeddings():
     words = random.integers(1, 9, (ROWS, 6)) * (np.arange(6) <= np.arange(ROWS)[:, None] % 7)
     x = {"words": words.astype("int32"), "number": numbers(ROWS, 3)}
     y = {"tags": random.integers(0, 3, (ROWS, 6)), "score": numbers(ROWS, 1, seed=4)}
-    assert_same_training(make, (x, y))
+    # What Keras logs of several losses weighs each batch alike in a graph, and each row eagerly.
+    assert_same_training(make, (x, y), eagerly=False)
 
 
 class OwnStep(keras.Model):
