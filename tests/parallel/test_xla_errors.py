@@ -94,6 +94,18 @@ def test_function_that_could_be_called_twice_is_refused_while_tracing() -> None:
         call(tf.ones(500))
 
 
+def test_allgather_is_refused_when_a_rank_has_joined() -> None:
+    skip_alone()
+    if kr.rank() != 0:
+        call = compiled(lambda x: kr.allgather(x, name="rows of who has joined"))
+        error = error_of(lambda: call(tf.ones((2, 2))))
+        assert isinstance(error, kr.ConfigError)
+        assert "'rows of who has joined': rank 0 has joined, and XLA has made room" in str(error)
+
+    kr.join()
+    assert_all_goes_on()
+
+
 REFUSED: dict[str, tuple[Callable[[tf.Tensor], Any], str]] = {
     "alltoall": (kr.alltoall, "alltoall 'alltoall' cannot be part of a function that XLA compiles"),
     "join": (lambda _: kr.join(), "join 'join' cannot be part of a function that XLA compiles"),

@@ -124,10 +124,15 @@ Status Readiness::RefusalForJoined(const Waiting& waiting) const {
       signature.kind == Kind::kAlltoall || signature.kind == Kind::kReducescatter;
   const char* why = nullptr;
   if (gives_parts && !absent.empty()) why = "what it is to get would be lost";
-  if (signature.kind == Kind::kBroadcast && is_root_absent) why = "nobody else has its value";
+  // A caller that XLA has compiled.
+  const bool has_fixed_rows = signature.kind == Kind::kAllgather && !signature.shapes.empty() &&
+                              signature.shapes[0][0] >= 0;
+  if (has_fixed_rows && !absent.empty()) why = "XLA has made room for rows of every rank";
+  const bool is_broadcast = signature.kind == Kind::kBroadcast;
+  if (is_broadcast && is_root_absent) why = "nobody else has its value";
   if (why == nullptr) return {};
   return {Code::kInvalid, std::string(KindName(signature.kind)) + " '" + LabelOf(waiting.name) +
-                              "': " + Who(gives_parts ? absent : std::vector<std::int32_t>{root}) +
+                              "': " + Who(is_broadcast ? std::vector<std::int32_t>{root} : absent) +
                               "joined, and " + why +
                               ". Call join after the last such call of any rank."};
 }
