@@ -21,15 +21,20 @@ constexpr TypePair kTypes[] = {
 };
 static_assert(std::size(kTypes) == std::size(kAllDTypes));
 
-}  // namespace
-
-const XlaApi* FindXlaApi() {
+const XlaApi* Find() {
   // A C++ function without arguments; the C function that forwards to it came with 2.21.
   using Get = const XlaApi*();
   auto* const get = reinterpret_cast<Get*>(FindSymbol("_ZN3xla3ffi12GetXlaFfiApiEv"));
   const XlaApi* const api = get == nullptr ? nullptr : get();
-  if (api == nullptr || api->struct_size < sizeof(XlaApi) || api->version.major != 0)
-    return nullptr;
+  if (api == nullptr || api->struct_size < sizeof(XlaApi)) return nullptr;
+  // 2.20 has version 0.1.
+  return api->version.major == 0 && api->version.minor >= 1 ? api : nullptr;
+}
+
+}  // namespace
+
+const XlaApi* FindXlaApi() {
+  static const XlaApi* const api = Find();
   return api;
 }
 

@@ -144,8 +144,9 @@ Request MakeRequest(const Node& node, const XlaCallFrame& frame) {
 bool AnswerMetadata(const XlaCallFrame& frame) {
   if (frame.extension == nullptr || frame.extension->type != kXlaMetadataExtension) return false;
   XlaMetadata* const metadata = reinterpret_cast<XlaMetadataExtension*>(frame.extension)->metadata;
-  // It takes its own version only. One binary knows what has the same layout in all.
-  metadata->version = frame.api->version;
+  // It takes its own version only. One binary knows what has the same layout in all. The frame of
+  // this question has no interface in it before 2.21.
+  metadata->version = FindXlaApi()->version;
   metadata->traits = 0;
   if (metadata->struct_size >= sizeof(XlaMetadata)) metadata->state_type = 0;
   return true;
