@@ -52,9 +52,10 @@ class Library:
             return list(self.library.grouped_allreduce(tensors, op=op, name=name))
         if how == "gradients" and is_ours:
             from keras_ring.gradients import reduce_gradients
+            from keras_ring.reduction import Reduction
 
             variables = [types.SimpleNamespace(path=f"{name}_{i}") for i in range(len(tensors))]
-            return reduce_gradients(tensors, variables, op=op, scope=name)
+            return reduce_gradients(tensors, variables, Reduction(op), scope=name)
         return [
             self.library.allreduce(tensor, op=op, name=f"{name}_{i}")
             for i, tensor in enumerate(tensors)

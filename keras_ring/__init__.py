@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from keras_ring.objects import allgather_object as allgather_object
     from keras_ring.objects import broadcast_object as broadcast_object
     from keras_ring.optimizer import DistributedOptimizer as DistributedOptimizer
+    from keras_ring.optimizer import PartialDistributedOptimizer as PartialDistributedOptimizer
     from keras_ring.process_set_changes import add_process_set as add_process_set
     from keras_ring.process_set_changes import remove_process_set as remove_process_set
     from keras_ring.process_sets import ProcessSet as ProcessSet
@@ -102,6 +103,8 @@ if TYPE_CHECKING:
     )
     from keras_ring.saving import load_model as load_model
     from keras_ring.strategy import RingStrategy as RingStrategy
+    from keras_ring.tape import DistributedGradientTape as DistributedGradientTape
+    from keras_ring.tape import PartialDistributedGradientTape as PartialDistributedGradientTape
     from keras_ring.variables import broadcast_variables as broadcast_variables
 
 __version__ = "0.1.0"
@@ -153,7 +156,8 @@ _MODULE_OF = {
         ),
         "runtime",
     ),
-    "DistributedOptimizer": "optimizer",
+    **dict.fromkeys(("DistributedGradientTape", "PartialDistributedGradientTape"), "tape"),
+    **dict.fromkeys(("DistributedOptimizer", "PartialDistributedOptimizer"), "optimizer"),
     "RingStrategy": "strategy",
     "broadcast_variables": "variables",
     "callbacks": "callbacks",

@@ -20,12 +20,19 @@ GROUP_BYTES = 1024 * 1024
 GROUP_TENSORS = 32
 
 
-def plan_groups(gradients: Sequence[Any], kinds: Sequence[str]) -> list[list[int]]:
+def plan_groups(
+    gradients: Sequence[Any],
+    kinds: Sequence[str],
+    wanted: int | Sequence[Sequence[int]] | None = None,
+) -> list[list[int]]:
     """Return the positions that are reduced together, in the order in which they become ready.
 
     Args:
         gradients: One for each variable; `None` and `tf.IndexedSlices` are left out.
         kinds: What else must be equal within a group, for each variable.
+        wanted: What the user wants together, whatever its size: lists of positions, or into how
+            many groups all are divided. Gradients of several dtypes or kinds still make several
+            groups. Defaults to small gradients alone.
 
     Returns:
         Lists of positions, each descending, ordered by their first position, descending: backprop
@@ -34,9 +41,21 @@ def plan_groups(gradients: Sequence[Any], kinds: Sequence[str]) -> list[list[int
     """
     groups: list[list[int]] = []
     open_groups: dict[tuple[str, str], tuple[list[int], int]] = {}
-    for i in reversed(range(len(gradients))):
+    dense = [
+        i
+        for i in reversed(range(len(gradients)))
+        if gradients[i] is not None and not isinstance(gradients[i], tf.IndexedSlices)
+    ]
+    team_of = _teams(dense, wanted)
+    teams: dict[tuple[int, str, str], list[int]] = {}
+    for i in dense:
         gradient = gradients[i]
-        if gradient is None or isinstance(gradient, tf.IndexedSlices):
+        if i in team_of:
+            team = (team_of[i], gradient.dtype.name, kinds[i])
+            if team not in teams:
+                teams[team] = []
+                groups.append(teams[team])
+            teams[team].append(i)
             continue
         num_bytes = _static_bytes(gradient)
         if num_bytes is None or num_bytes > SMALL_BYTES:
@@ -50,6 +69,15 @@ def plan_groups(gradients: Sequence[Any], kinds: Sequence[str]) -> list[list[int
         group.append(i)
         open_groups[kind] = (group, so_far + num_bytes)
     return groups
+
+
+def _teams(dense: Sequence[int], wanted: int | Sequence[Sequence[int]] | None) -> dict[int, int]:
+    """Return the number of the user's group for each position that is in one."""
+    if wanted is None:
+        return {}
+    if isinstance(wanted, int):
+        return {i: place * wanted // len(dense) for place, i in enumerate(dense)}
+    return {i: number for number, group in enumerate(wanted) for i in group}
 
 
 def _static_bytes(gradient: Any) -> int | None:

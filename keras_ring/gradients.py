@@ -10,18 +10,17 @@ from __future__ import annotations
 import collections
 import weakref
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from keras_ring import collectives, graphs, runtime
+from keras_ring import collectives, graphs
 from keras_ring.collectives.naming import LABEL_SEPARATOR
-from keras_ring.compression import Compression
 from keras_ring.gradient_groups import plan_groups
+from keras_ring.process_sets import ProcessSet, size_of
+from keras_ring.reduction import Reduction
 
 Gradient: TypeAlias = Any  # a tensor, tf.IndexedSlices or None; TensorFlow ships no types
-
-Op: TypeAlias = Literal["mean", "sum"]
 
 # How often a scope was reduced within each function that is being traced.
 _uses: weakref.WeakKeyDictionary[Any, collections.Counter[str]] = weakref.WeakKeyDictionary()
@@ -30,10 +29,9 @@ _uses: weakref.WeakKeyDictionary[Any, collections.Counter[str]] = weakref.WeakKe
 def reduce_gradients(
     gradients: Sequence[Gradient],
     variables: Sequence[Any],
+    reduction: Reduction,
     *,
-    op: Op = "mean",
     scope: str,
-    compression: Compression | None = None,
 ) -> list[Gradient]:
     """Reduce each gradient over all ranks, without waiting for the others.
 
@@ -48,17 +46,16 @@ def reduce_gradients(
 
     The gradient of a variable with `overwrite_with_gradient` is not a gradient but the variable's
     next value: the scale or the history of absolute maxima of a float8 layer. Those are reduced
-    with "max" whatever `op` is. The maximum over ranks is the maximum over the joint batch, the
-    scale grows with it, and Keras itself joins the values of accumulated batches so.
+    with "max" whatever the operation is, and uncompressed. The maximum over ranks is the maximum
+    over the joint batch, the scale grows with it, and Keras itself joins the values of accumulated
+    batches so.
 
     Args:
         gradients: One for each variable. `None` stays `None`, and must be `None` on every rank.
-        variables: The variables (`keras.Variable` or `tf.Variable`), in the same order.
-        op: `"mean"` or `"sum"`. Defaults to `"mean"`.
+        variables: The variables (`keras.Variable` or `tf.Variable`), or tensors, in the same order.
+        reduction: How; see there. Gradients of local variables come back scaled at most.
         scope: Tells the gradients of one optimizer or tape from those of another. Equal on every
             rank.
-        compression: See `allreduce`; of dense gradients alone. Values that overwrite their variable
-            must be exact. Defaults to None.
 
     Returns:
         A list like `gradients`, equal on all ranks.
@@ -67,33 +64,95 @@ def reduce_gradients(
 
     Example:
         gradients = tape.gradient(loss, model.trainable_variables)
-        gradients = reduce_gradients(gradients, model.trainable_variables, scope="mine")
+        gradients = reduce_gradients(
+            gradients, model.trainable_variables, Reduction(), scope="mine"
+        )
     """
     prefix = request_prefix(scope)
-    labels = [getattr(variable, "path", None) or variable.name for variable in variables]
-    wanted: list[collectives.Op] = ["max" if is_overwritten(v) else op for v in variables]
-    reduced: list[Gradient] = [None] * len(gradients)
-    for group in plan_groups(gradients, wanted):
+    labels = [_label(variable, i) for i, variable in enumerate(variables)]
+    wanted: list[collectives.Op] = ["max" if is_overwritten(v) else reduction.op for v in variables]
+    reduced = _local_gradients(gradients, variables, reduction)
+    shared = [
+        None if local is not None else _as_asked(gradient, reduction)
+        for gradient, local in zip(gradients, reduced, strict=True)
+    ]
+    for group in plan_groups(shared, wanted, _groups_of_positions(variables, reduction)):
+        factor = reduction.predivide_factor if wanted[group[0]] == "mean" else 1.0
         results = collectives.grouped_allreduce(
-            [gradients[i] for i in group],
+            [shared[i] for i in group],
             wanted[group[0]],
             name=f"{prefix}/{group[0]}#" + LABEL_SEPARATOR.join(labels[i] for i in group),
-            compression=None if is_overwritten(variables[group[0]]) else compression,
+            prescale_factor=1.0 / factor,
+            postscale_factor=factor,
+            compression=None if is_overwritten(variables[group[0]]) else reduction.compression,
+            process_set=reduction.process_set,
         )
         for i, result in zip(group, results, strict=True):
             reduced[i] = result
-    for i, (gradient, label) in reversed(list(enumerate(zip(gradients, labels, strict=True)))):
+    for i, (gradient, label) in reversed(list(enumerate(zip(shared, labels, strict=True)))):
         if isinstance(gradient, tf.IndexedSlices):
-            reduced[i] = _gather_slices(gradient, wanted[i], f"{prefix}/{i}", label)
+            reduced[i] = _gather_slices(
+                gradient, wanted[i], f"{prefix}/{i}", label, reduction.process_set
+            )
     return reduced
 
 
-def agree(flag: tf.Tensor, *, scope: str) -> tf.Tensor:
+def _label(variable: Any, position: int) -> str:
+    """What messages call a variable; eager tensors have no name."""
+    path = getattr(variable, "path", None)
+    if path is not None:
+        return str(path)
+    is_nameless = isinstance(variable, tf.Tensor) and tf.executing_eagerly()
+    return f"source {position}" if is_nameless else str(variable.name)
+
+
+def _local_gradients(
+    gradients: Sequence[Gradient], variables: Sequence[Any], reduction: Reduction
+) -> list[Gradient]:
+    """The gradients of local variables, scaled if wanted; None for all others."""
+    local = reduction.local_ids()
+    size = size_of(reduction.process_set)
+    divisor = size if reduction.scales_local and reduction.op == "mean" else 1
+    return [
+        _divide(gradient, divisor) if id(variable) in local else None
+        for gradient, variable in zip(gradients, variables, strict=True)
+    ]
+
+
+def _divide(gradient: Gradient, divisor: int) -> Gradient:
+    if gradient is None or divisor == 1:
+        return gradient
+    if isinstance(gradient, tf.IndexedSlices):
+        values = _divide(gradient.values, divisor)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient / tf.cast(divisor, gradient.dtype)
+
+
+def _as_asked(gradient: Gradient, reduction: Reduction) -> Gradient:
+    if reduction.sparse_as_dense and isinstance(gradient, tf.IndexedSlices):
+        return tf.convert_to_tensor(gradient)
+    return gradient
+
+
+def _groups_of_positions(
+    variables: Sequence[Any], reduction: Reduction
+) -> int | list[list[int]] | None:
+    if reduction.groups is None or isinstance(reduction.groups, int):
+        return reduction.groups
+    position = {id(variable): i for i, variable in enumerate(variables)}
+    return [
+        [position[id(variable)] for variable in group if id(variable) in position]
+        for group in reduction.groups
+    ]
+
+
+def agree(flag: tf.Tensor, *, scope: str, process_set: ProcessSet | None = None) -> tf.Tensor:
     """Return whether `flag` holds on every rank.
 
     Args:
         flag: Boolean scalar of this rank.
         scope: As in `reduce_gradients`.
+        process_set: The ranks that are asked. Defaults to all.
 
     Returns:
         Boolean scalar, equal on all ranks.
@@ -104,7 +163,8 @@ def agree(flag: tf.Tensor, *, scope: str) -> tf.Tensor:
         finite = agree(tf.math.is_finite(loss), scope="mine")
     """
     name = f"{request_prefix(f'{scope}/agree')}#agreement on finite gradients"
-    return tf.equal(collectives.allreduce(tf.cast(flag, tf.int32), "min", name=name), 1)
+    vote = tf.cast(flag, tf.int32)
+    return tf.equal(collectives.allreduce(vote, "min", name=name, process_set=process_set), 1)
 
 
 def is_overwritten(variable: Any) -> bool:
@@ -113,13 +173,21 @@ def is_overwritten(variable: Any) -> bool:
 
 
 def _gather_slices(
-    slices: tf.IndexedSlices, op: collectives.Op, key: str, label: str
+    slices: tf.IndexedSlices,
+    op: collectives.Op,
+    key: str,
+    label: str,
+    process_set: ProcessSet | None,
 ) -> tf.IndexedSlices:
     """The rows of all ranks; an optimizer adds up those with equal indices, as within one batch."""
-    indices = collectives.allgather(slices.indices, name=f"{key}/indices#{label}")
-    values = collectives.allgather(slices.values, name=f"{key}/values#{label}")
+    indices = collectives.allgather(
+        slices.indices, name=f"{key}/indices#{label}", process_set=process_set
+    )
+    values = collectives.allgather(
+        slices.values, name=f"{key}/values#{label}", process_set=process_set
+    )
     if op == "mean":
-        values = values / tf.cast(runtime.size(), values.dtype)
+        values = values / tf.cast(size_of(process_set), values.dtype)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 

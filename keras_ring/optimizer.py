@@ -7,19 +7,21 @@ gradient may be, gradients.py knows.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import types
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, get_args
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_ring import joint_step
-from keras_ring.compression import Compression, attribute_of
+from keras_ring.compression import Compression
 from keras_ring.errors import ConfigError, InternalError
-from keras_ring.gradients import Gradient, Op, is_overwritten
+from keras_ring.gradients import Gradient, is_overwritten
 from keras_ring.keras_patches import patch_loss_scaling, patch_pickling
+from keras_ring.process_sets import ProcessSet
 from keras_ring.reducer import (
     Reducer,
     accumulates,
@@ -29,8 +31,15 @@ from keras_ring.reducer import (
     reducer_of,
     weigh_loss,
 )
+from keras_ring.reduction import Op, Reduction, as_layers
 
-__all__ = ["DistributedOptimizer", "adopt", "adopt_when_applied"]
+__all__ = [
+    "DistributedOptimizer",
+    "PartialDistributedOptimizer",
+    "adopt",
+    "adopt_when_applied",
+    "distribute",
+]
 
 # Keras 3.0 clips each batch's gradients and then adds them up. What is clipped must have been
 # reduced, so there each batch is reduced. Later versions clip the sum, within this method: one
@@ -48,6 +57,9 @@ def DistributedOptimizer(  # noqa: N802 (as users of Horovod know it)
     op: Op = "mean",
     name: str | None = None,
     compression: Compression | None = None,
+    process_set: ProcessSet | None = None,
+    sparse_as_dense: bool = False,
+    groups: int | Sequence[Sequence[Any]] | None = None,
 ) -> Any:
     """Make a Keras optimizer apply the gradients of all ranks, and return it.
 
@@ -81,6 +93,12 @@ def DistributedOptimizer(  # noqa: N802 (as users of Horovod know it)
             16 bits; see `allreduce`. With "fp16" a sum over hosts beyond 65504 becomes infinite,
             which `LossScaleOptimizer` takes for an overflow and others do not notice. Defaults to
             None.
+        process_set: The ranks whose gradients are reduced; only they use the optimizer. Defaults to
+            all.
+        sparse_as_dense: Reduce `tf.IndexedSlices` as dense tensors. Quicker where most rows of an
+            embedding are used in each step. Defaults to False.
+        groups: Gradients to reduce as one request, all or none: lists of variables, or into how
+            many groups all are divided. Defaults to what is fastest: small ones share requests.
 
     Returns:
         The optimizer, for `model.compile` or for a loop of one's own that calls `apply` or
@@ -96,16 +114,77 @@ def DistributedOptimizer(  # noqa: N802 (as users of Horovod know it)
     Example:
         model.compile(keras_ring.DistributedOptimizer(keras.optimizers.Adam(1e-3)), loss="mse")
     """
-    if op not in get_args(Op):
-        raise ConfigError(
-            f"DistributedOptimizer: op is {op!r}; expected one of "
-            f"{', '.join(map(repr, get_args(Op)))}."
-        )
-    attribute_of(compression, "DistributedOptimizer")
+    reduction = Reduction(
+        op=op,
+        compression=compression,
+        process_set=process_set,
+        sparse_as_dense=sparse_as_dense,
+        groups=groups,
+    )
+    return distribute(optimizer, reduction, name, "DistributedOptimizer")
+
+
+def PartialDistributedOptimizer(  # noqa: N802 (as users of Horovod know it)
+    optimizer: Any,
+    *,
+    local_layers: Any,
+    scale_local_gradients: bool = True,
+    op: Op = "mean",
+    name: str | None = None,
+    compression: Compression | None = None,
+    process_set: ProcessSet | None = None,
+) -> Any:
+    """Make a Keras optimizer apply the gradients of all ranks, but those of some layers.
+
+    For layers that are not the same on all ranks, such as the parts of a model that is too large
+    for one. `BroadcastInitialWeights` leaves them alone too.
+
+    Args:
+        optimizer: See `DistributedOptimizer`.
+        local_layers: A Keras layer or a list of them; what belongs to this rank alone.
+        scale_local_gradients: Divide local gradients by the number of ranks under "mean", which
+            makes them those of the mean of all ranks' losses, as the others are. Defaults to True.
+        op: See `DistributedOptimizer`.
+        name: See `DistributedOptimizer`.
+        compression: See `DistributedOptimizer`.
+        process_set: See `DistributedOptimizer`.
+
+    Returns:
+        The optimizer.
+
+    Raises:
+        ConfigError: As `DistributedOptimizer`, or `local_layers` are no layers.
+
+    Collective: As `DistributedOptimizer`. Every rank has as many variables, local ones included.
+    Cost: As `DistributedOptimizer`.
+
+    Example:
+        optimizer = keras_ring.PartialDistributedOptimizer("adam", local_layers=[model.layers[0]])
+    """
+    reduction = Reduction(
+        op=op,
+        compression=compression,
+        process_set=process_set,
+        local_layers=as_layers(local_layers, "PartialDistributedOptimizer"),
+        scales_local=scale_local_gradients,
+    )
+    return distribute(optimizer, reduction, name, "PartialDistributedOptimizer")
+
+
+def distribute(optimizer: Any, reduction: Reduction, name: str | None, what: str) -> Any:
+    """Do what `DistributedOptimizer` says, with any reduction.
+
+    Args:
+        optimizer: See `DistributedOptimizer`.
+        reduction: How gradients are reduced.
+        name: See `DistributedOptimizer`.
+        what: Who was called, for messages.
+    """
+    reduction.check(what)
     optimizer = _as_keras_optimizer(optimizer)
     patch_loss_scaling(adopt)
     patch_pickling(_rebuild)
-    _distribute(optimizer, Reducer(op, name, compression))
+    _distribute(optimizer, Reducer(reduction, name))
     return optimizer
 
 
@@ -141,7 +220,7 @@ def adopt(optimizer: Any) -> None:
     patch_loss_scaling(adopt)
     patch_pickling(_rebuild)
     if reducer_of(optimizer) is None:
-        _distribute(optimizer, Reducer("mean", None, is_adopted=True))
+        _distribute(optimizer, Reducer(Reduction(), None, is_adopted=True))
 
 
 def adopt_when_applied() -> None:
@@ -179,12 +258,14 @@ def _distribute(optimizer: Any, reducer: Reducer) -> None:
             _distribute_leaves(optimizer)
         return
     if present is not None:
-        for what in ("op", "compression"):
-            has, wanted = getattr(present, what), getattr(reducer, what)
-            if has != wanted:
+        has, wanted = present.reduction, reducer.reduction
+        for field in dataclasses.fields(Reduction):
+            theirs, ours = getattr(has, field.name), getattr(wanted, field.name)
+            if field.compare and theirs != ours:
                 raise ConfigError(
-                    f"DistributedOptimizer: {optimizer.name!r} is distributed with {what}={has!r} "
-                    f"already, and {what}={wanted!r} was asked for. Wrap a new optimizer."
+                    f"DistributedOptimizer: {optimizer.name!r} is distributed with "
+                    f"{field.name}={theirs!r} already, and {field.name}={ours!r} was asked for. "
+                    "Wrap a new optimizer."
                 )
         return
     attach(optimizer, reducer)
@@ -202,7 +283,7 @@ def _distribute_leaves(multi: Any) -> None:
     reducer = _own_reducer(multi)
     for i, leaf in enumerate(leaves(multi)):
         name = None if reducer.name is None else f"{reducer.name}/{i}"
-        leaf_reducer = Reducer(reducer.op, name, reducer.compression, is_adopted=reducer.is_adopted)
+        leaf_reducer = Reducer(reducer.reduction, name, is_adopted=reducer.is_adopted)
         _distribute(leaf, leaf_reducer)
 
 
@@ -219,11 +300,15 @@ def _own_reducer(optimizer: Any) -> Reducer:
 def _rebuild(reducer: Reducer, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     """Make the copy of a pickled model or optimizer, and distribute it like the original."""
     copy = function(*arguments)
-    DistributedOptimizer(
+    # Variables and layers are those of the original.
+    reduction = dataclasses.replace(
+        reducer.reduction, groups=None, local_layers=(), local_variables=()
+    )
+    distribute(
         getattr(copy, "optimizer", copy),
-        op=reducer.op,
-        name=reducer.name,
-        compression=reducer.compression,
+        reduction,
+        reducer.name,
+        "a copy of a DistributedOptimizer",
     )
     return copy
 

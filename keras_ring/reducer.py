@@ -5,7 +5,9 @@ It holds no hooks: optimizer.py binds those to an optimizer, keras_patches.py to
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,37 +16,35 @@ import keras
 import tensorflow as tf
 
 from keras_ring import gradients, joint_step
-from keras_ring.compression import Compression
 from keras_ring.errors import ConfigError
+from keras_ring.reduction import Reduction
 
 _ATTRIBUTE = "_keras_ring_reducer"
-_scopes = itertools.count()
+# By process set: its ranks alone use what reduces there, and need only agree among themselves.
+_scopes: collections.defaultdict[Any, Iterator[int]] = collections.defaultdict(itertools.count)
 
 
 class Reducer:
     """Reduces the gradients of one optimizer, under names that no other optimizer uses.
 
     Args:
-        op: `"mean"` or `"sum"`.
+        reduction: What the user has asked for.
         name: Tells this optimizer from others in the names of its requests. Defaults to its number
             among the optimizers that have reduced something: a rank may create more of them, as
             long as it does not use them.
-        compression: See `allreduce`. Defaults to None.
         is_adopted: Whether a strategy made the optimizer distributed, and not the user: it reduces
             only in what that strategy runs.
     """
 
     def __init__(
         self,
-        op: gradients.Op,
+        reduction: Reduction,
         name: str | None,
-        compression: Compression | None = None,
         *,
         is_adopted: bool = False,
     ) -> None:
-        self.op = op
+        self.reduction = reduction
         self.name = name
-        self.compression = compression
         self.is_adopted = is_adopted
         # While True, what the optimizer is given was reduced already.
         self.is_reduced = False
@@ -60,7 +60,7 @@ class Reducer:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Reducer:
         """Return one that shares no scope with this: both may be used in one function."""
-        return Reducer(self.op, self.name, self.compression, is_adopted=self.is_adopted)
+        return Reducer(self.reduction, self.name, is_adopted=self.is_adopted)
 
     @property
     def scope(self) -> str:
@@ -68,7 +68,7 @@ class Reducer:
         if self.name is not None:
             return self.name
         if self._number is None:
-            self._number = next(_scopes)
+            self._number = next(_scopes[self.reduction.process_set])
         return str(self._number)
 
     @property
@@ -79,7 +79,7 @@ class Reducer:
     def weigh(self, values: Sequence[gradients.Gradient]) -> list[gradients.Gradient]:
         """Return `values` multiplied with this rank's weight in the step, unless they were."""
         replica = joint_step.current()
-        if replica is None or self.is_weighed or self.op == "sum":
+        if replica is None or self.is_weighed or self.reduction.op == "sum":
             return list(values)
         return replica.weigh_gradients(values)
 
@@ -102,10 +102,10 @@ class Reducer:
             )
         self.num_reductions += 1
         # tf.distribute's rule: losses were divided by the number of replicas, gradients add up.
-        op = "sum" if replica is not None and replica.is_sum else self.op
-        return gradients.reduce_gradients(
-            values, variables, op=op, scope=self.scope, compression=self.compression
-        )
+        reduction = self.reduction
+        if replica is not None and replica.is_sum:
+            reduction = dataclasses.replace(reduction, op="sum", predivide_factor=1.0)
+        return gradients.reduce_gradients(values, variables, reduction, scope=self.scope)
 
     def reduce_accumulated(self, values: Sequence[gradients.Gradient]) -> list[gradients.Gradient]:
         """Reduce `values`, those of `clip_variables`, under their names in the whole step."""
@@ -122,7 +122,7 @@ class Reducer:
         """Return whether `flag` holds on every rank."""
         if self.is_idle:
             return flag
-        return gradients.agree(flag, scope=self.scope)
+        return gradients.agree(flag, scope=self.scope, process_set=self.reduction.process_set)
 
     def check_step(self, num_before: int, num_allowed: int) -> None:
         """Refuse to go on when as many steps as `num_allowed` were applied without a reduction."""
@@ -196,10 +196,21 @@ def gradient_accumulators(optimizer: Any) -> list[Any]:
     ]
 
 
+def local_variables(optimizer: Any) -> list[Any]:
+    """Return the variables that an optimizer leaves to this rank, moving statistics included."""
+    found: dict[int, Any] = {}
+    for reducer in [reducer_of(optimizer), *map(reducer_of, leaves(optimizer))]:
+        if reducer is not None:
+            reduction = reducer.reduction
+            of_layers = [v for layer in reduction.local_layers for v in layer.variables]
+            found |= {id(v): v for v in (*of_layers, *reduction.local_variables)}
+    return list(found.values())
+
+
 def weigh_loss(optimizer: Any, loss: Any) -> Any:
     """Return the loss multiplied with this rank's weight in a strategy's step."""
     replica, reducer = joint_step.current(), reducer_of(optimizer)
-    if replica is None or reducer is None or reducer.op == "sum":
+    if replica is None or reducer is None or reducer.reduction.op == "sum":
         return loss
     return replica.weigh_loss(loss)
 

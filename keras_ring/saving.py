@@ -12,8 +12,8 @@ import keras
 import numpy as np
 
 from keras_ring.compression import Compression
-from keras_ring.gradients import Op
 from keras_ring.optimizer import DistributedOptimizer
+from keras_ring.reduction import Op
 
 __all__ = ["load_model"]
 

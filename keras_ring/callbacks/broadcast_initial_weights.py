@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -13,6 +14,7 @@ from keras_ring.reducer import (
     accumulates,
     gradient_accumulators,
     is_distributed,
+    local_variables,
     num_reductions,
 )
 from keras_ring.variables import broadcast_variables
@@ -36,6 +38,8 @@ class BroadcastInitialWeights(keras.callbacks.Callback):
 
     Args:
         root_rank: The rank that the others take over from. Defaults to 0.
+        local_variables: Variables that each rank keeps as they are, with the optimizer's state for
+            them. Those of `PartialDistributedOptimizer` are kept anyway. Defaults to none.
 
     Raises:
         ConfigError: `root_rank` is no rank; or the optimizer was distributed after the model was
@@ -49,9 +53,10 @@ class BroadcastInitialWeights(keras.callbacks.Callback):
         model.fit(x, y, callbacks=[keras_ring.callbacks.BroadcastInitialWeights()])
     """
 
-    def __init__(self, root_rank: int = 0) -> None:
+    def __init__(self, root_rank: int = 0, *, local_variables: Sequence[Any] = ()) -> None:
         super().__init__()
         self.root_rank = root_rank
+        self.local_variables = list(local_variables)
         self._is_first_batch = False
         self._is_done = False
 
@@ -92,6 +97,8 @@ class BroadcastInitialWeights(keras.callbacks.Callback):
             # What was accumulated is each rank's own part of the next step.
             left_out = {id(variable) for variable in gradient_accumulators(optimizer)}
             variables += [v for v in optimizer.variables if id(v) not in left_out]
+        local = [*self.local_variables, *local_variables(optimizer)]
+        variables = [v for v in variables if not _belongs_to(v, local)]
         shapes = [(tuple(v.shape), keras.backend.standardize_dtype(v.dtype)) for v in variables]
         ranks = allgather_object((is_built, shapes))
         if not is_last_chance and not all(built for built, _ in ranks):
@@ -118,6 +125,14 @@ class BroadcastInitialWeights(keras.callbacks.Callback):
                 "and Keras kept the old step: call model.compile again. Or train_step does not "
                 "call optimizer.apply: let it."
             )
+
+
+def _belongs_to(variable: Any, local: list[Any]) -> bool:
+    """Return whether `variable` is local, or an optimizer's state for one that is."""
+    return any(
+        variable is one or variable.name.startswith(one.path.replace("/", "_") + "_")
+        for one in local
+    )
 
 
 def _check_equal(

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import keras_ring as kr
 from keras_ring.gradients import agree, reduce_gradients
+from keras_ring.reduction import Reduction
 
 
 def test_reduce_gradients_with_none_keeps_places() -> None:
@@ -19,7 +20,10 @@ def test_reduce_gradients_with_none_keeps_places() -> None:
     value = float(kr.rank() + 1)
 
     reduced = reduce_gradients(
-        [tf.constant([value]), None, tf.constant([[2 * value]])], variables, scope="none"
+        [tf.constant([value]), None, tf.constant([[2 * value]])],
+        variables,
+        Reduction(),
+        scope="none",
     )
 
     mean = (kr.size() + 1) / 2
@@ -41,7 +45,7 @@ def test_slices_of_all_ranks_equal_the_dense_gradient(
 
     def run(values: tf.Tensor, indices: tf.Tensor) -> tf.IndexedSlices:
         slices = tf.IndexedSlices(values, indices, tf.constant([6, 2]))
-        return reduce_gradients([slices], [variable], op=op, scope="slices")[0]
+        return reduce_gradients([slices], [variable], Reduction(op), scope="slices")[0]
 
     values = np.arange(len(rows[rank]) * 2, dtype="float32").reshape(-1, 2) + rank
     reduced = (tf.function(run) if is_graph else run)(
@@ -64,7 +68,7 @@ def test_values_that_overwrite_their_variable_are_reduced_with_max() -> None:
     variable.overwrite_with_gradient = True
     own = tf.constant([float(kr.rank()), -float(kr.rank())])
 
-    reduced = reduce_gradients([own], [variable], op="mean", scope="overwrite")[0]
+    reduced = reduce_gradients([own], [variable], Reduction(), scope="overwrite")[0]
 
     np.testing.assert_array_equal(reduced, [kr.size() - 1, 0.0])
 
@@ -80,7 +84,7 @@ def test_gradients_in_flight_at_once_are_not_mixed_up() -> None:
             tf.fill((64, 1), start + float(i * size)) @ tf.ones((1, v.shape[1]))
             for i, v in enumerate(variables)
         ]
-        return reduce_gradients(own, variables, op="sum", scope="at once")
+        return reduce_gradients(own, variables, Reduction("sum"), scope="at once")
 
     for repetition in range(100):
         reduced = run(tf.constant(float(repetition + kr.rank())))
@@ -97,7 +101,7 @@ def test_small_gradients_share_requests_and_large_ones_do_not() -> None:
     @tf.function
     def run(start: tf.Tensor) -> list[tf.Tensor]:
         own = [tf.fill(v.shape, tf.cast(start + i, v.dtype)) for i, v in enumerate(variables)]
-        return reduce_gradients(own, variables, op="mean", scope="groups")
+        return reduce_gradients(own, variables, Reduction(), scope="groups")
 
     reduced = run(tf.constant(float(kr.rank())))
 
@@ -121,7 +125,9 @@ def test_ranks_that_disagree_within_a_group_are_told_the_variable() -> None:
     ]
 
     with pytest.raises(kr.MismatchError, match=r"ranks disagree on shape of 'odd:0'.*\(2,\)"):
-        reduce_gradients([tf.ones_like(v) for v in variables], variables, scope="group of one odd")
+        reduce_gradients(
+            [tf.ones_like(v) for v in variables], variables, Reduction(), scope="group of one odd"
+        )
 
 
 def test_ranks_that_group_otherwise_are_told_at_once() -> None:
@@ -135,7 +141,9 @@ def test_ranks_that_group_otherwise_are_told_at_once() -> None:
     ]
 
     with pytest.raises(kr.MismatchError, match="ranks disagree on number of tensors"):
-        reduce_gradients([tf.ones_like(v) for v in variables], variables, scope="other groups")
+        reduce_gradients(
+            [tf.ones_like(v) for v in variables], variables, Reduction(), scope="other groups"
+        )
 
 
 def test_agree_is_true_only_where_all_ranks_are() -> None:

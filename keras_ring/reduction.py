@@ -1,0 +1,96 @@
+"""How the gradients of an optimizer or a tape become one over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, get_args
+
+from keras_ring.compression import Compression, attribute_of
+from keras_ring.errors import ConfigError
+from keras_ring.process_sets import ProcessSet
+
+Op: TypeAlias = Literal["mean", "sum"]
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What the user has asked for; the same on every rank.
+
+    Attributes:
+        op: `"mean"` or `"sum"`.
+        compression: See `allreduce`.
+        process_set: The ranks whose gradients are reduced. None: all.
+        sparse_as_dense: Whether `tf.IndexedSlices` are made dense first, and reduced by allreduce.
+        predivide_factor: With "mean": what gradients are divided by before they are summed; the sum
+            is then divided by size / factor.
+        groups: Which gradients are reduced as one request, all or none: lists of variables, or into
+            how many groups all are divided. None: small ones share requests, see
+            gradient_groups.py.
+        local_layers: Layers whose variables belong to this rank alone.
+        local_variables: Variables that do.
+        scales_local: Whether local gradients are divided by the number of ranks under "mean", which
+            makes them those of the mean of all ranks' losses.
+    """
+
+    op: Op = "mean"
+    compression: Compression | None = None
+    process_set: ProcessSet | None = None
+    sparse_as_dense: bool = False
+    predivide_factor: float = 1.0
+    groups: int | Sequence[Sequence[Any]] | None = field(default=None, compare=False)
+    local_layers: Sequence[Any] = field(default=(), compare=False)
+    local_variables: Sequence[Any] = field(default=(), compare=False)
+    scales_local: bool = True
+
+    def check(self, what: str) -> None:
+        """Raise what is wrong with it.
+
+        Args:
+            what: Who was given it, for messages.
+
+        Raises:
+            ConfigError: `op` or `compression` is unknown, or a number is out of its range.
+        """
+        if self.op not in get_args(Op):
+            raise ConfigError(
+                f"{what}: op is {self.op!r}; expected one of {', '.join(map(repr, get_args(Op)))}."
+            )
+        attribute_of(self.compression, what)
+        if not self.predivide_factor > 0 or (self.predivide_factor != 1 and self.op != "mean"):
+            raise ConfigError(
+                f"{what}: gradient_predivide_factor is {self.predivide_factor!r} and op is "
+                f"{self.op!r}; expected a positive factor, and 1 unless op is 'mean'."
+            )
+        if isinstance(self.groups, int) and self.groups < 1:
+            raise ConfigError(f"{what}: groups is {self.groups}; expected at least 1, or None.")
+
+    def local_ids(self) -> set[int]:
+        """Return the `id` of each variable that is this rank's alone.
+
+        Layers may have got their variables only now.
+        """
+        of_layers = [v for layer in self.local_layers for v in layer.trainable_variables]
+        return {id(variable) for variable in (*of_layers, *self.local_variables)}
+
+
+def as_layers(layers: Any, what: str) -> tuple[Any, ...]:
+    """Return one layer or several as a tuple.
+
+    Args:
+        layers: A `keras.layers.Layer`, or an iterable of them; None for none.
+        what: Who was given them, for messages.
+
+    Raises:
+        ConfigError: Some are no layers.
+    """
+    if layers is None:
+        return ()
+    given = (layers,) if hasattr(layers, "trainable_variables") else tuple(layers)
+    for layer in given:
+        if not hasattr(layer, "trainable_variables"):
+            raise ConfigError(
+                f"{what}: local_layers has an object of {type(layer).__name__}; expected Keras "
+                "layers."
+            )
+    return given
