@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from keras_ring import collectives, graphs
 from keras_ring.collectives.naming import LABEL_SEPARATOR
+from keras_ring.errors import ConfigError
 from keras_ring.gradient_groups import plan_groups
 from keras_ring.process_sets import ProcessSet, size_of
 from keras_ring.reduction import Reduction
@@ -77,24 +78,39 @@ def reduce_gradients(
         for gradient, local in zip(gradients, reduced, strict=True)
     ]
     for group in plan_groups(shared, wanted, _groups_of_positions(variables, reduction)):
-        factor = reduction.predivide_factor if wanted[group[0]] == "mean" else 1.0
-        results = collectives.grouped_allreduce(
-            [shared[i] for i in group],
-            wanted[group[0]],
-            name=f"{prefix}/{group[0]}#" + LABEL_SEPARATOR.join(labels[i] for i in group),
-            prescale_factor=1.0 / factor,
-            postscale_factor=factor,
-            compression=None if is_overwritten(variables[group[0]]) else reduction.compression,
-            process_set=reduction.process_set,
-        )
+        name = f"{prefix}/{group[0]}#" + LABEL_SEPARATOR.join(labels[i] for i in group)
+        results = _reduce_group([shared[i] for i in group], wanted[group[0]], name, reduction)
         for i, result in zip(group, results, strict=True):
             reduced[i] = result
     for i, (gradient, label) in reversed(list(enumerate(zip(shared, labels, strict=True)))):
         if isinstance(gradient, tf.IndexedSlices):
-            reduced[i] = _gather_slices(
-                gradient, wanted[i], f"{prefix}/{i}", label, reduction.process_set
-            )
+            reduced[i] = _gather_slices(gradient, wanted[i], f"{prefix}/{i}", label, reduction)
     return reduced
+
+
+def _reduce_group(
+    values: Sequence[tf.Tensor], op: collectives.Op, name: str, reduction: Reduction
+) -> Sequence[tf.Tensor]:
+    """Reduce dense gradients of one dtype as one request."""
+    if op == "max":  # values that overwrite their variables
+        return collectives.grouped_allreduce(
+            values, op, name=name, process_set=reduction.process_set
+        )
+    compressor = reduction.compressor
+    sent = [(v, None) if compressor is None else compressor.compress(v) for v in values]
+    divisor = reduction.predivide_factor
+    results = collectives.grouped_allreduce(
+        [value for value, _ in sent],
+        op,
+        name=name,
+        prescale_factor=1.0 / divisor,
+        postscale_factor=divisor * reduction.factor,
+        compression=reduction.compression,
+        process_set=reduction.process_set,
+    )
+    if compressor is None:
+        return results
+    return [compressor.decompress(r, c) for r, (_, c) in zip(results, sent, strict=True)]
 
 
 def _label(variable: Any, position: int) -> str:
@@ -177,9 +193,15 @@ def _gather_slices(
     op: collectives.Op,
     key: str,
     label: str,
-    process_set: ProcessSet | None,
+    reduction: Reduction,
 ) -> tf.IndexedSlices:
     """The rows of all ranks; an optimizer adds up those with equal indices, as within one batch."""
+    if op == "adasum":
+        raise ConfigError(
+            f"the gradient of {label!r} is tf.IndexedSlices, which op='adasum' does not take; use "
+            "sparse_as_dense=True."
+        )
+    process_set = reduction.process_set
     indices = collectives.allgather(
         slices.indices, name=f"{key}/indices#{label}", process_set=process_set
     )
@@ -188,6 +210,8 @@ def _gather_slices(
     )
     if op == "mean":
         values = values / tf.cast(size_of(process_set), values.dtype)
+    if reduction.factor != 1:
+        values = values * tf.cast(reduction.factor, values.dtype)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 

@@ -112,6 +112,11 @@ def of_op(op: Any) -> ProcessSet | None:
     return _added[number] if number else None
 
 
+def added() -> list[ProcessSet]:
+    """Return the sets that are there."""
+    return list(_added.values())
+
+
 def rank_in(process_set: ProcessSet | None) -> int:
     """Return this rank's place in a set; None is the world."""
     return runtime.rank() if process_set is None else process_set.rank()

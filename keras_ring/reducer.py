@@ -207,6 +207,14 @@ def local_variables(optimizer: Any) -> list[Any]:
     return list(found.values())
 
 
+def leave_to_rank(optimizer: Any, variable: Any) -> None:
+    """Reduce the gradients of `variable` no more: it is this rank's alone."""
+    for reducer in [reducer_of(optimizer), *map(reducer_of, leaves(optimizer))]:
+        if reducer is not None:
+            variables = (*reducer.reduction.local_variables, variable)
+            reducer.reduction = dataclasses.replace(reducer.reduction, local_variables=variables)
+
+
 def weigh_loss(optimizer: Any, loss: Any) -> Any:
     """Return the loss multiplied with this rank's weight in a strategy's step."""
     replica, reducer = joint_step.current(), reducer_of(optimizer)

@@ -10,7 +10,7 @@ from keras_ring.compression import Compression, attribute_of
 from keras_ring.errors import ConfigError
 from keras_ring.process_sets import ProcessSet
 
-Op: TypeAlias = Literal["mean", "sum"]
+Op: TypeAlias = Literal["mean", "sum", "adasum"]
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Reduction:
     """What the user has asked for; the same on every rank.
 
     Attributes:
-        op: `"mean"` or `"sum"`.
+        op: `"mean"`, `"sum"` or, of dense gradients, `"adasum"`.
         compression: See `allreduce`.
         process_set: The ranks whose gradients are reduced. None: all.
         sparse_as_dense: Whether `tf.IndexedSlices` are made dense first, and reduced by allreduce.
@@ -31,6 +31,9 @@ class Reduction:
         local_variables: Variables that do.
         scales_local: Whether local gradients are divided by the number of ranks under "mean", which
             makes them those of the mean of all ranks' losses.
+        factor: What reduced gradients are multiplied with.
+        compressor: What makes a gradient smaller before it is sent: an object with `compress` and
+            `decompress`, as Horovod has them.
     """
 
     op: Op = "mean"
@@ -42,6 +45,8 @@ class Reduction:
     local_layers: Sequence[Any] = field(default=(), compare=False)
     local_variables: Sequence[Any] = field(default=(), compare=False)
     scales_local: bool = True
+    factor: float = 1.0
+    compressor: Any = None
 
     def check(self, what: str) -> None:
         """Raise what is wrong with it.
@@ -57,6 +62,8 @@ class Reduction:
                 f"{what}: op is {self.op!r}; expected one of {', '.join(map(repr, get_args(Op)))}."
             )
         attribute_of(self.compression, what)
+        if self.op == "adasum" and (self.compression or self.factor != 1):
+            raise ConfigError(f"{what}: op='adasum' goes without compression and accumulation.")
         if not self.predivide_factor > 0 or (self.predivide_factor != 1 and self.op != "mean"):
             raise ConfigError(
                 f"{what}: gradient_predivide_factor is {self.predivide_factor!r} and op is "

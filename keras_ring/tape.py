@@ -111,6 +111,9 @@ class DistributedGradientTape:
             grads = tape.gradient(loss, model.trainable_variables)
         """
         gradients = self._tape.gradient(target, sources, output_gradients, unconnected_gradients)
+        return self._reduce(gradients, sources)
+
+    def _reduce(self, gradients: Any, sources: Any) -> Any:
         flat = reduce_gradients(
             _flatten(gradients), _flatten(sources), self._reduction, scope=self._name
         )

@@ -7,10 +7,15 @@ import tensorflow as tf
 
 from keras_ring.collectives import grouped_broadcast
 from keras_ring.errors import ConfigError
+from keras_ring.process_sets import ProcessSet
 
 
 def broadcast_variables(
-    variables: Iterable[Any], root_rank: int = 0, *, name: str = "broadcast_variables"
+    variables: Iterable[Any],
+    root_rank: int = 0,
+    *,
+    name: str = "broadcast_variables",
+    process_set: ProcessSet | None = None,
 ) -> None:
     """Give every rank's variables the root's values.
 
@@ -21,12 +26,13 @@ def broadcast_variables(
             `model.variables` or `optimizer.variables`.
         root_rank: The rank whose values are given. Defaults to 0.
         name: What the ranks are matched by. Defaults to "broadcast_variables".
+        process_set: The ranks that take part. Defaults to all.
 
     Raises:
         MismatchError: Ranks have other shapes, dtypes or numbers of variables.
         KerasRingError: As `keras_ring.broadcast`.
 
-    Collective: every rank calls it.
+    Collective: every rank (of the set) calls it.
     Cost: log2(P) hops for each variable; agreed on once.
     Thread: main thread only.
 
@@ -43,6 +49,6 @@ def broadcast_variables(
             )
         if tf.as_dtype(variable.dtype) not in (tf.string, tf.resource, tf.variant):
             targets.append(variable)
-    values = grouped_broadcast(targets, root_rank, name=name)
+    values = grouped_broadcast(targets, root_rank, name=name, process_set=process_set)
     for variable, value in zip(targets, values, strict=True):
         variable.assign(value)
