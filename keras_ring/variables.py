@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_ring.collectives import grouped_broadcast
+from keras_ring.collectives.naming import call_name, label_of
 from keras_ring.errors import ConfigError
 from keras_ring.process_sets import ProcessSet
 
@@ -14,7 +15,7 @@ def broadcast_variables(
     variables: Iterable[Any],
     root_rank: int = 0,
     *,
-    name: str = "broadcast_variables",
+    name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> None:
     """Give every rank's variables the root's values.
@@ -25,7 +26,7 @@ def broadcast_variables(
         variables: `keras.Variable` or `tf.Variable`, in the same order on every rank, e.g.
             `model.variables` or `optimizer.variables`.
         root_rank: The rank whose values are given. Defaults to 0.
-        name: What the ranks are matched by. Defaults to "broadcast_variables".
+        name: What the ranks are matched by. Defaults to the call's place in its function.
         process_set: The ranks that take part. Defaults to all.
 
     Raises:
@@ -40,12 +41,13 @@ def broadcast_variables(
         >>> v = tf.Variable([1.0, 2.0])
         >>> kr.broadcast_variables([v], root_rank=0)
     """
+    name = call_name(name, "broadcast_variables")
     targets = []
     for variable in variables:
         if not hasattr(variable, "assign"):
             raise ConfigError(
-                f"{name}: expected variables, but got {type(variable).__name__}. Pass a list such "
-                "as model.variables."
+                f"{label_of(name)}: expected variables, but got {type(variable).__name__}. Pass "
+                "a list such as model.variables."
             )
         if tf.as_dtype(variable.dtype) not in (tf.string, tf.resource, tf.variant):
             targets.append(variable)
