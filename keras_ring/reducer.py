@@ -1,6 +1,6 @@
 """What a distributed optimizer carries: how its gradients are reduced, and what was reduced so far.
 
-It holds no hooks: optimizer.py binds those to an optimizer, keras_patches.py to Keras.
+It holds no hooks: optimizer_hooks.py binds those to an optimizer, keras_patches.py to Keras.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from tensorflow.python.distribute import values
 from keras_ring import joint_step, runtime
 from keras_ring.errors import ConfigError
 from keras_ring.joint_step import Replica
-from keras_ring.optimizer import adopt
+from keras_ring.optimizer_hooks import adopt
 from keras_ring.reducer import leaves
 from keras_ring.strategy.agreement import agree
 from keras_ring.strategy.collectives import sum_in_turn

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_ring import runtime
 from keras_ring.errors import ConfigError
-from keras_ring.optimizer import adopt_when_applied
+from keras_ring.optimizer_hooks import adopt_when_applied
 from keras_ring.strategy import callbacks, fit_step, keras_fit
 from keras_ring.strategy.agreement import gather
 from keras_ring.strategy.extended import RingExtended
