@@ -101,6 +101,12 @@ if TYPE_CHECKING:
     from keras_ring.runtime import (
         size as size,
     )
+    from keras_ring.runtime import (
+        start_timeline as start_timeline,
+    )
+    from keras_ring.runtime import (
+        stop_timeline as stop_timeline,
+    )
     from keras_ring.saving import load_model as load_model
     from keras_ring.strategy import RingStrategy as RingStrategy
     from keras_ring.tape import DistributedGradientTape as DistributedGradientTape
@@ -153,6 +159,8 @@ _MODULE_OF = {
             "rank",
             "shutdown",
             "size",
+            "start_timeline",
+            "stop_timeline",
         ),
         "runtime",
     ),

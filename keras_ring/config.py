@@ -111,10 +111,25 @@ def _choice(env: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
 
 
 def _folder(env: Mapping[str, str], name: str) -> str:
-    path = env.get(name, "").strip()
+    return make_folder(env.get(name, "").strip(), name)
+
+
+def make_folder(path: str, what: str) -> str:
+    """Make a folder where there is none.
+
+    Args:
+        path: Empty: nothing is made.
+        what: What it was given as, for messages.
+
+    Returns:
+        `path`.
+
+    Raises:
+        ConfigError: It cannot be made.
+    """
     if path:
         try:
             Path(path).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"{name} is {path!r}, which is no folder: {error}.") from None
+            raise ConfigError(f"{what} is {path!r}, which is no folder: {error}.") from None
     return path

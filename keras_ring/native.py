@@ -86,6 +86,12 @@ def _core() -> ctypes.CDLL:
     library.keras_ring_stop.argtypes = [ctypes.c_int]
     library.keras_ring_abandon.argtypes = [ctypes.c_char_p]
     library.keras_ring_abandon.restype = None
+    library.keras_ring_start_timeline.argtypes = [
+        ctypes.c_char_p,
+        ctypes.c_char_p,
+        ctypes.c_int64,
+    ]
+    library.keras_ring_stop_timeline.restype = None
     library.keras_ring_running_mpi.restype = ctypes.c_char_p
     library.keras_ring_compiled_mpi.restype = ctypes.c_char_p
     return library
@@ -213,6 +219,26 @@ def abandon(reason: str) -> None:
         reason: What happened here, to go on after "rank 3 is gone: ".
     """
     _core().keras_ring_abandon(reason.encode())
+
+
+def start_timeline(folder: str) -> None:
+    """Write timelines of all process sets of this rank from now on.
+
+    Args:
+        folder: Where.
+
+    Raises:
+        ConfigError: The files cannot be made.
+    """
+    message = ctypes.create_string_buffer(_MESSAGE_BYTES)
+    code = _core().keras_ring_start_timeline(os.fsencode(folder), message, _MESSAGE_BYTES)
+    if code != 0:
+        raise from_code(code, message.value.decode(errors="replace"))
+
+
+def stop_timeline() -> None:
+    """End the timelines; their files are whole afterwards."""
+    _core().keras_ring_stop_timeline()
 
 
 def skip_mpi_finalize_at_exit() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from keras_ring import native
-from keras_ring.config import Config
+from keras_ring.config import Config, make_folder
 from keras_ring.errors import ConfigError
 
 # The mpirun that started the job and the MPI library in it must be one; otherwise each process is
@@ -151,6 +151,41 @@ def node_rank() -> int:
 def num_nodes() -> int:
     """Return the number of hosts."""
     return int(_place().num_nodes)
+
+
+def start_timeline(folder: str | os.PathLike[str]) -> None:
+    """Write what this rank waits for and transfers into a file, from now on.
+
+    `KERAS_RING_TIMELINE` does it from the start. The file, `rank0.json` for rank 0, is a trace of
+    Chrome's, which Perfetto opens; it may be read while it is written. One of the same name is
+    overwritten. Of process sets that are there each has a file of its own.
+
+    Args:
+        folder: Where; made where it is missing. The same on all ranks of a host, if you like.
+
+    Raises:
+        ConfigError: The folder or the file cannot be made, or `init` was not called.
+
+    Cost: 1 to 2 us for each collective.
+    Thread: any. Other ranks need not call it.
+
+    Example:
+        >>> import tempfile
+        >>> kr.start_timeline(tempfile.mkdtemp())
+        >>> kr.stop_timeline()
+    """
+    _place()
+    native.start_timeline(make_folder(os.fspath(folder), "start_timeline: folder"))
+
+
+def stop_timeline() -> None:
+    """End what `start_timeline` or `KERAS_RING_TIMELINE` began, and write the rest.
+
+    Example:
+        >>> kr.stop_timeline()
+    """
+    _place()
+    native.stop_timeline()
 
 
 def on_init(hook: Callable[[], None]) -> Callable[[], None]:

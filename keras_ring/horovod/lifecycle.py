@@ -171,13 +171,10 @@ def rocm_built() -> bool:
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:  # noqa: ARG001
-    """Raise: a timeline is asked for by KERAS_RING_TIMELINE, before init."""
-    raise ConfigError(
-        "start_timeline: set KERAS_RING_TIMELINE to a folder before init; each rank writes its "
-        f"trace there ({file_path!r} was asked for)."
-    )
+    """Write this rank's timeline into the folder `file_path`; see `keras_ring.start_timeline`."""
+    keras_ring.start_timeline(file_path)
 
 
 def stop_timeline() -> None:
-    """Raise: see `start_timeline`."""
-    raise ConfigError("stop_timeline: timelines end with shutdown, and can be read before.")
+    """End the timeline."""
+    keras_ring.stop_timeline()

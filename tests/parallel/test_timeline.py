@@ -82,6 +82,22 @@ def test_a_process_set_has_a_file_of_its_own(folder: Path) -> None:
     assert kr.size() == 1 or "barrier 'barrier'" in names
 
 
+def test_one_rank_may_begin_and_end_at_any_time(tmp_path: Path) -> None:
+    kr.barrier(name="before")
+    if kr.rank() == 0:
+        kr.start_timeline(tmp_path / "new")
+    kr.barrier(name="within")
+    if kr.rank() == 0:
+        kr.stop_timeline()
+    kr.barrier(name="after")
+
+    paths = list(tmp_path.rglob("*.json"))
+    assert len(paths) == (kr.rank() == 0)
+    if paths and kr.size() > 1:
+        names = {e["name"] for e in events_of(paths[0]) if e.get("cat") == "wait"}
+        assert names == {"barrier 'within'"}
+
+
 def test_without_the_variable_nothing_is_written(tmp_path: Path) -> None:
     kr.barrier()
     assert not list(tmp_path.rglob("*.json"))

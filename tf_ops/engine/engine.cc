@@ -44,9 +44,7 @@ Engine::Engine(std::unique_ptr<Transport> transport, const Options& options)
       place_(places_[transport_->rank()]),
       routes_(MakeRoutes()),
       readiness_(transport_->rank(), transport_->topology(), options) {
-  if (!options_.timeline.empty()) {
-    timeline_ = std::make_unique<Timeline>(options_, number(), topology().describe[rank()]);
-  }
+  if (!options_.timeline.empty()) StartTimeline(options_.timeline);
   if (transport_->size() > 1) thread_ = std::thread([this] { Run(); });
 }
 
@@ -67,6 +65,12 @@ Routes Engine::MakeRoutes() {
   routes.movement = SelectMovement(ranks, arena == nullptr ? 0 : arena->slot_bytes());
   routes.is_one_host = arena != nullptr && ranks.num_nodes() == 1;
   return routes;
+}
+
+void Engine::StartTimeline(const std::string& folder) {
+  Options options = options_;
+  options.timeline = folder;
+  timelines_.Start(options, number(), topology().describe[rank()]);
 }
 
 double Engine::NowS() const {
@@ -289,7 +293,9 @@ void Engine::Apply(const Publication& publication, const std::string& bytes) {
   for (const Readiness::Ready& ready : readiness_.Apply(publication)) {
     if (auto request = requests_.TakeAgreed(ready.key)) {
       request->last_joined = publication.last_joined;
-      if (timeline_ != nullptr) timeline_->AddWait(*request, request->since_s, NowS());
+      if (Timeline* const timeline = timelines_.current()) {
+        timeline->AddWait(*request, request->since_s, NowS());
+      }
       batch.push_back(*std::move(request));
     } else if (had_joined) {
       batch.push_back(StandIn(ready.name, *ready.signature));
@@ -330,9 +336,10 @@ void Engine::RunBatch() {
     running_label_ = Describe(*bucket.front());
     Reset();
     is_bulk_ = false;
-    const double since_s = timeline_ == nullptr ? 0 : NowS();
+    Timeline* const timeline = timelines_.current();
+    const double since_s = timeline == nullptr ? 0 : NowS();
     Execute(routes_, bucket);
-    if (timeline_ != nullptr) timeline_->AddRun(bucket, since_s, NowS());
+    if (timeline != nullptr) timeline->AddRun(bucket, since_s, NowS());
     for (Request* request : bucket) requests_.Finish(request);
   }
   requests_.PopBatch();
@@ -356,7 +363,7 @@ void Engine::LookForLostPeer() {
 }
 
 std::chrono::microseconds Engine::NapWithoutNews() {
-  if (timeline_ != nullptr) timeline_->Flush(NowS());
+  if (Timeline* const timeline = timelines_.current()) timeline->Flush(NowS());
   if (!failure_.ok() || (requests_.waiting().empty() && !is_leaving_)) return kAtRest;
   const auto nap = pause_.Next(requests_.waiting().empty() ? kAtRest : kInWait);
   return nap.count() == 0 || transport_->MustPoll() ? nap : kAtRest;

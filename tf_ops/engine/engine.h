@@ -50,6 +50,11 @@ class Engine : private Idle {
   // when the generation has failed. Afterwards Submit refuses.
   bool Stop();
 
+  // Writes a timeline into a folder from now on; throws Error(kInvalid) when it cannot. Thread:
+  // any.
+  void StartTimeline(const std::string& folder);
+  void StopTimeline() { timelines_.Stop(); }
+
   // Leaves at once because this rank cannot go on; the others' requests fail with `reason`, e.g.
   // "its script raised ValueError: …".
   void Abandon(const std::string& reason);
@@ -103,9 +108,9 @@ class Engine : private Idle {
   // Whoever has the turn.
   Readiness readiness_;
   InFlight requests_;
-  std::unique_ptr<Timeline> timeline_;  // null: none is wanted
-  std::set<int> departed_;              // ranks
-  Status first_departure_;              // what requests end with from then on
+  Timelines timelines_;
+  std::set<int> departed_;  // ranks
+  Status first_departure_;  // what requests end with from then on
   bool is_leaving_ = false;
   double leaving_since_s_ = 0;
   bool is_running_batch_ = false;

@@ -90,12 +90,8 @@ Timeline::Timeline(const Options& options, int number, const std::string& descri
   }
 }
 
-Timeline::~Timeline() {
-  std::fwrite(text_.data(), 1, text_.size(), file_);
-  std::fclose(file_);
-}
-
 void Timeline::AddWait(const Request& request, double since_s, double until_s) {
+  const std::lock_guard<std::mutex> lock(mutex_);
   // Requests wait side by side, and slices of one track must nest: each is a track of its own.
   const std::string common = ",\"cat\":\"wait\",\"name\":" + Quoted(Describe(request)) +
                              ",\"id\":" + std::to_string(++num_waits_) +
@@ -106,6 +102,7 @@ void Timeline::AddWait(const Request& request, double since_s, double until_s) {
 }
 
 void Timeline::AddRun(const std::vector<Request*>& bucket, double since_s, double until_s) {
+  const std::lock_guard<std::mutex> lock(mutex_);
   std::int64_t bytes = 0;
   for (const Request* const request : bucket) bytes += BytesOf(request->signature);
   std::string name = Describe(*bucket.front());
@@ -122,11 +119,38 @@ std::string Timeline::Microseconds(double engine_s) const {
 }
 
 void Timeline::Flush(double now_s) {
+  const std::lock_guard<std::mutex> lock(mutex_);
   if (text_.empty() || (text_.size() < kMuch && now_s - flushed_s_ < kLong_s)) return;
-  std::fwrite(text_.data(), 1, text_.size(), file_);
-  std::fflush(file_);
-  text_.clear();
+  Write();
   flushed_s_ = now_s;
+}
+
+void Timeline::Close() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (file_ == nullptr) return;
+  Write();
+  std::fclose(file_);
+  file_ = nullptr;
+}
+
+void Timeline::Write() {
+  if (file_ != nullptr) {
+    std::fwrite(text_.data(), 1, text_.size(), file_);
+    std::fflush(file_);
+  }
+  text_.clear();
+}
+
+void Timelines::Start(const Options& options, int number, const std::string& describe) {
+  Stop();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  all_.push_back(std::make_unique<Timeline>(options, number, describe));
+  current_.store(all_.back().get(), std::memory_order_release);
+}
+
+void Timelines::Stop() {
+  Timeline* const timeline = current_.exchange(nullptr);
+  if (timeline != nullptr) timeline->Close();
 }
 
 }  // namespace keras_ring

@@ -56,6 +56,15 @@ int GenerationOf(int process_set) {
   return process.num_worlds;
 }
 
+std::vector<std::shared_ptr<Engine>> Engines() {
+  Process& process = TheProcess();
+  const std::lock_guard<std::mutex> lock(process.mutex);
+  std::vector<std::shared_ptr<Engine>> engines;
+  if (process.pid != getpid()) return engines;
+  for (const auto& [process_set, engine] : process.engines) engines.push_back(engine);
+  return engines;
+}
+
 std::vector<int> ProcessSets() {
   Process& process = TheProcess();
   const std::lock_guard<std::mutex> lock(process.mutex);
@@ -177,6 +186,19 @@ void keras_ring_abandon(const char* reason) {
     engine->Abandon(reason);
     keras_ring::Bury(std::move(engine));
   }
+}
+
+int keras_ring_start_timeline(const char* folder, char* message, int64_t message_bytes) {
+  try {
+    for (const auto& engine : keras_ring::Engines()) engine->StartTimeline(folder);
+    return static_cast<int>(Code::kOk);
+  } catch (const keras_ring::Error& error) {
+    return keras_ring::Report(error.status(), message, message_bytes);
+  }
+}
+
+void keras_ring_stop_timeline(void) {
+  for (const auto& engine : keras_ring::Engines()) engine->StopTimeline();
 }
 
 void keras_ring_end_failed_process(void) {

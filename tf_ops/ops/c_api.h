@@ -51,6 +51,11 @@ KERAS_RING_EXPORT int keras_ring_stop(int process_set);
 // Leaves all process sets at once; the others' collectives fail with `reason`.
 KERAS_RING_EXPORT void keras_ring_abandon(const char* reason);
 
+// Writes timelines of all process sets into a folder from now on; until then or the end.
+KERAS_RING_EXPORT int keras_ring_start_timeline(const char* folder, char* message,
+                                                int64_t message_bytes);
+KERAS_RING_EXPORT void keras_ring_stop_timeline(void);
+
 // Ends the process with status 1, without MPI_Finalize, which would wait for ranks that are gone.
 // To be registered with Py_AtExit when a script has failed: Python has flushed and closed by then.
 KERAS_RING_EXPORT void keras_ring_end_failed_process(void);
