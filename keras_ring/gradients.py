@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from keras_ring import collectives, graphs
+from keras_ring import collectives, graphs, xla
 from keras_ring.collectives.naming import LABEL_SEPARATOR
 from keras_ring.errors import ConfigError
 from keras_ring.gradient_groups import plan_groups
@@ -69,6 +69,8 @@ def reduce_gradients(
             gradients, model.trainable_variables, Reduction(), scope="mine"
         )
     """
+    if xla.is_compiling():
+        gradients = [_of_known_shape(g, v) for g, v in zip(gradients, variables, strict=True)]
     prefix = request_prefix(scope)
     labels = [_label(variable, i) for i, variable in enumerate(variables)]
     wanted: list[collectives.Op] = ["max" if is_overwritten(v) else reduction.op for v in variables]
@@ -186,6 +188,19 @@ def agree(flag: tf.Tensor, *, scope: str, process_set: ProcessSet | None = None)
 def is_overwritten(variable: Any) -> bool:
     """Return whether Keras assigns this variable's gradient to it, as float8 layers ask."""
     return bool(getattr(variable, "overwrite_with_gradient", False))
+
+
+def _of_known_shape(gradient: Gradient, variable: Any) -> Gradient:
+    """What XLA can reduce: Keras's functions know no batch size once they have seen two.
+
+    Rows of unknown number are added up, which changes nothing but the norm of repeated ones.
+    """
+    if gradient is None or is_overwritten(variable):
+        return gradient
+    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    if values.shape.is_fully_defined():
+        return gradient
+    return tf.ensure_shape(tf.convert_to_tensor(gradient), variable.shape)
 
 
 def _gather_slices(

@@ -131,16 +131,18 @@ def test_overflow_on_one_rank_skips_the_step_on_all() -> None:
 
 
 def test_last_batch_is_smaller() -> None:
-    """Keras traces anew with an unknown batch size; the gradients' shapes are known even so."""
+    """Keras traces anew with an unknown batch size, and so with rows of unknown number."""
     skip_above_two_ranks()
     x, y = make_data()
-    model = build()
-    model.compile(kr.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse", jit_compile=True)
+    models = []
+    for arguments in ({"jit_compile": True}, {"run_eagerly": True}):
+        models.append(build_embedding())
+        models[-1].compile(kr.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse", **arguments)
+        models[-1].fit(own(x), own(y), batch_size=5, shuffle=False, verbose=0)
 
-    model.fit(own(x), own(y), batch_size=5, epochs=2, verbose=0)
-
-    for weights in model.get_weights():
-        np.testing.assert_array_equal(weights, kr.broadcast(weights))
+    for mine, expected in zip(models[0].get_weights(), models[1].get_weights(), strict=True):
+        np.testing.assert_allclose(mine, expected, atol=ATOL, rtol=0)
+        np.testing.assert_array_equal(mine, kr.broadcast(mine))
 
 
 def test_loop_of_ones_own() -> None:
@@ -163,3 +165,24 @@ def test_loop_of_ones_own() -> None:
 
     assert losses[0] > losses[1] > losses[2]
     np.testing.assert_array_equal(losses, kr.allgather([losses])[-1])
+
+
+def test_ring_strategy() -> None:
+    x, y = make_data()
+    alone = build()
+    alone.compile(keras.optimizers.Adam(0.05), "mse", run_eagerly=True)
+    with kr.RingStrategy().scope():
+        model = build()
+        model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"], jit_compile=True)
+    arguments = {"batch_size": BATCH * kr.size(), "verbose": 0}
+
+    alone.fit(joint(x), joint(y), shuffle=False, **arguments)
+    model.fit(joint(x), joint(y), shuffle=False, **arguments)
+
+    for mine, expected in zip(model.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, expected, atol=ATOL, rtol=0)
+        np.testing.assert_array_equal(mine, kr.broadcast(mine))
+    loss, _ = model.evaluate(joint(x), joint(y), **arguments)
+    np.testing.assert_allclose(loss, alone.evaluate(joint(x), joint(y), **arguments), rtol=1e-4)
+    predicted = model.predict(joint(x), **arguments)
+    np.testing.assert_allclose(predicted, alone.predict(joint(x), **arguments), atol=1e-4)
