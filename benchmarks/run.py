@@ -71,6 +71,10 @@ TRAINING: Works = {
     "training the MLP": ("train", {"model": "mlp", "steps": 48}),
     "training the CNN": ("train", {"model": "cnn", "steps": 16}),
 }
+# For those whose collectives XLA can compile.
+COMPILED: Works = {
+    "training the MLP, XLA": ("train", {"model": "mlp", "steps": 48, "jit": True}),
+}
 
 
 class Table:
@@ -128,6 +132,12 @@ def between_hosts(table: Table, horovod: str | None) -> None:  # noqa: ARG001 - 
 def training(table: Table, horovod: str | None) -> None:
     """Seconds of a step on two ranks, beside those of one process alone."""
     where = "2 ranks"
+    for peer, num_ranks in (
+        (Peer("alone", "alone"), 1),
+        (keras_ring_peer(), 2),
+        (Peer("two that do not speak", "alone"), 2),
+    ):
+        table.add(peer, num_ranks, COMPILED, where)
     table.add(Peer("alone", "alone"), 1, TRAINING, where)
     for peer in (keras_ring_peer(), *horovod_peers(horovod)):
         table.add(peer, 2, TRAINING, where)

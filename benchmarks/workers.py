@@ -215,7 +215,7 @@ def build(model: str, keras: Any) -> tuple[Any, tuple[int, ...]]:
     return keras.Sequential([*net, layers.GlobalAveragePooling2D(), layers.Dense(10)]), (64, 64, 3)
 
 
-def prepare(library: Library, model: str) -> tuple[Any, tuple[Any, Any]]:
+def prepare(library: Library, model: str, jit: bool = False) -> tuple[Any, tuple[Any, Any]]:
     """Compile a model with the library's optimizer; and this rank's batch of 32."""
     import tensorflow as tf
 
@@ -225,7 +225,7 @@ def prepare(library: Library, model: str) -> tuple[Any, tuple[Any, Any]]:
     net.compile(
         library.optimizer(keras.optimizers.SGD(1e-3)),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        jit_compile=False,
+        jit_compile=jit,
     )
     rng = np.random.default_rng(library.rank)
     batch = (
@@ -235,7 +235,7 @@ def prepare(library: Library, model: str) -> tuple[Any, tuple[Any, Any]]:
     return net, batch
 
 
-def train(library: Library, model: str, steps: int) -> float:
+def train(library: Library, model: str, steps: int, jit: bool = False) -> float:
     """Seconds of one training step (median), one compute thread a rank, batch 32 a rank."""
     import tensorflow as tf
 
@@ -243,7 +243,7 @@ def train(library: Library, model: str, steps: int) -> float:
     # make one process alone look faster than one core is.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    net, batch = prepare(library, model)
+    net, batch = prepare(library, model, jit)
     data = tf.data.Dataset.from_tensors(batch).repeat(steps)
     clock = step_clock(time.perf_counter)
     net.fit(data, epochs=1, verbose=0, callbacks=[clock])

@@ -4,6 +4,7 @@ import pickle
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from keras_ring import runtime
 from keras_ring.collectives import allgather, broadcast
@@ -30,7 +31,8 @@ def broadcast_object(
         The root's object itself on the root, an equal one elsewhere.
 
     Raises:
-        ConfigError: The root's object does not pickle; raised on every rank.
+        ConfigError: The root's object does not pickle; raised on every rank. Or it is called while
+            a `tf.function` is traced, compiled or not: a graph has no Python objects.
         KerasRingError: As `keras_ring.broadcast`.
 
     Collective: every rank (of the set) calls it.
@@ -41,6 +43,7 @@ def broadcast_object(
         >>> kr.broadcast_object({"epoch": 3})
         {'epoch': 3}
     """
+    _check_eager("broadcast_object", name)
     is_root = runtime.rank() == root_rank
     payload, problem = _pickle(obj) if is_root else (b"", b"")
     # A root that cannot pickle sends what is wrong, so that nobody waits for bytes.
@@ -72,7 +75,8 @@ def allgather_object(
         A list of as many objects as ranks, in the order of ranks.
 
     Raises:
-        ConfigError: A rank's object does not pickle; raised on every rank.
+        ConfigError: A rank's object does not pickle; raised on every rank. Or it is called while a
+            `tf.function` is traced; see `broadcast_object`.
         KerasRingError: As `keras_ring.allgather`.
 
     Collective: every rank (of the set) calls it.
@@ -83,6 +87,7 @@ def allgather_object(
         >>> kr.allgather_object("a")
         ['a']
     """
+    _check_eager("allgather_object", name)
     payload, problem = _pickle(obj)
     content = np.frombuffer(payload or problem, np.uint8)
     header = np.array([[len(content), len(problem)]], np.int64)
@@ -99,6 +104,14 @@ def allgather_object(
             raise ConfigError(f"{name}: rank {its_rank} cannot pickle its object: {part.decode()}")
         objects.append(pickle.loads(part))
     return objects
+
+
+def _check_eager(kind: str, name: str) -> None:
+    if not tf.executing_eagerly():
+        raise ConfigError(
+            f"{kind} {name!r} was called while a tf.function was traced, and a graph has no Python "
+            "objects. Call it outside of the function, or use a collective on tensors."
+        )
 
 
 def _pickle(obj: Any) -> tuple[bytes, bytes]:

@@ -108,6 +108,10 @@ def test_allgather_is_refused_when_a_rank_has_joined() -> None:
 
 REFUSED: dict[str, tuple[Callable[[tf.Tensor], Any], str]] = {
     "alltoall": (kr.alltoall, "alltoall 'alltoall' cannot be part of a function that XLA compiles"),
+    "broadcast_object": (
+        lambda _: kr.broadcast_object(1),
+        "broadcast_object 'broadcast_object' was called while a tf.function was traced",
+    ),
     "join": (lambda _: kr.join(), "join 'join' cannot be part of a function that XLA compiles"),
 }
 
