@@ -34,19 +34,19 @@ TRANSFERS: Works = {
     "1 float": ("allreduce", {"num_tensors": 1, "num_elems": 1, "repeats": 5, "chain": 40}),
     "200 gradients of 4 KiB": (
         "allreduce",
-        {"num_tensors": 200, "num_elems": KIB, "repeats": 2, "chain": 8, "how": "gradients"},
+        {"num_tensors": 200, "num_elems": KIB, "repeats": 3, "chain": 4, "how": "gradients"},
     ),
     "200 calls of 4 KiB": (
         "allreduce",
-        {"num_tensors": 200, "num_elems": KIB, "repeats": 2, "chain": 8},
+        {"num_tensors": 200, "num_elems": KIB, "repeats": 3, "chain": 4},
     ),
     "100 gradients of 64 KiB": (
         "allreduce",
-        {"num_tensors": 100, "num_elems": 16 * KIB, "repeats": 2, "chain": 8, "how": "gradients"},
+        {"num_tensors": 100, "num_elems": 16 * KIB, "repeats": 3, "chain": 4, "how": "gradients"},
     ),
     "100 calls of 64 KiB": (
         "allreduce",
-        {"num_tensors": 100, "num_elems": 16 * KIB, "repeats": 2, "chain": 8},
+        {"num_tensors": 100, "num_elems": 16 * KIB, "repeats": 3, "chain": 4},
     ),
     "4 MiB": ("allreduce", {"num_tensors": 1, "num_elems": MIB, "repeats": 4, "chain": 16}),
     "256 MiB": ("allreduce", {"num_tensors": 1, "num_elems": 64 * MIB, "repeats": 1, "chain": 6}),
@@ -71,9 +71,16 @@ TRAINING: Works = {
     "training the MLP": ("train", {"model": "mlp", "steps": 48}),
     "training the CNN": ("train", {"model": "cnn", "steps": 16}),
 }
-# For those whose collectives XLA can compile.
-COMPILED: Works = {
-    "training the MLP, XLA": ("train", {"model": "mlp", "steps": 48, "jit": True}),
+MORE_TRAINING: Works = {
+    "training the MLP in RingStrategy": (
+        "train",
+        {"model": "mlp", "steps": 48, "has_strategy": True},
+    ),
+    "training the CNN in RingStrategy": (
+        "train",
+        {"model": "cnn", "steps": 16, "has_strategy": True},
+    ),
+    "training the MLP with XLA": ("train", {"model": "mlp", "steps": 48, "is_compiled": True}),
 }
 
 
@@ -101,7 +108,7 @@ def transfers(table: Table, horovod: str | None) -> None:
         tuned = horovod_peers(horovod)[: None if num_ranks == 2 else 2]
         for peer in (keras_ring_peer(), *mpi_peers(), *tuned):
             table.add(peer, num_ranks, TRANSFERS, where)
-        if horovod:
+        if horovod and num_ranks == 2:
             grouped = Peer("horovod grouped", "horovod", horovod, YIELD, works={"how": "grouped"})
             many = {name: work for name, work in TRANSFERS.items() if "gradients" in name}
             table.add(grouped, num_ranks, many, where)
@@ -112,9 +119,10 @@ def collectives(table: Table, horovod: str | None) -> None:
     """Alltoall, allgather, reducescatter and broadcast; and eager calls of changing sizes."""
     for num_ranks in (2, 4):
         where = f"{num_ranks} ranks"
-        table.add(keras_ring_peer(), num_ranks, {**COLLECTIVES, **EAGER}, where)
-        for peer in (*mpi_peers(), *horovod_peers(horovod)[:2]):
+        table.add(keras_ring_peer(), num_ranks, COLLECTIVES, where)
+        for peer in (*mpi_peers(), *(horovod_peers(horovod)[:2] if num_ranks == 2 else ())):
             table.add(peer, num_ranks, COLLECTIVES, where)
+    table.add(keras_ring_peer(), 2, EAGER, "2 ranks")
 
 
 def between_hosts(table: Table, horovod: str | None) -> None:  # noqa: ARG001 - as the others
@@ -132,18 +140,13 @@ def between_hosts(table: Table, horovod: str | None) -> None:  # noqa: ARG001 - 
 def training(table: Table, horovod: str | None) -> None:
     """Seconds of a step on two ranks, beside those of one process alone."""
     where = "2 ranks"
-    for peer, num_ranks in (
-        (Peer("alone", "alone"), 1),
-        (keras_ring_peer(), 2),
-        (Peer("two that do not speak", "alone"), 2),
-    ):
-        table.add(peer, num_ranks, COMPILED, where)
     table.add(Peer("alone", "alone"), 1, TRAINING, where)
-    for peer in (keras_ring_peer(), *horovod_peers(horovod)):
+    table.add(keras_ring_peer(), 2, {**TRAINING, **MORE_TRAINING}, where)
+    for peer in horovod_peers(horovod):
         table.add(peer, 2, TRAINING, where)
-    table.add(Peer("two that do not speak", "alone"), 2, TRAINING, where)
+    table.add(Peer("two that do not speak", "alone"), 2, {**TRAINING, **MORE_TRAINING}, where)
     # Again: it is what all others are compared with.
-    table.add(Peer("alone", "alone"), 1, TRAINING, where)
+    table.add(Peer("alone", "alone"), 1, {**TRAINING, **MORE_TRAINING}, where)
     if horovod:
         table.add(Peer("horovod's TensorFlow alone", "alone", horovod), 1, TRAINING, where)
 

@@ -8,6 +8,7 @@ runs in Horovod's environment too, hence the imports inside functions, and `tf.k
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -215,27 +216,39 @@ def build(model: str, keras: Any) -> tuple[Any, tuple[int, ...]]:
     return keras.Sequential([*net, layers.GlobalAveragePooling2D(), layers.Dense(10)]), (64, 64, 3)
 
 
-def prepare(library: Library, model: str, jit: bool = False) -> tuple[Any, tuple[Any, Any]]:
-    """Compile a model with the library's optimizer; and this rank's batch of 32."""
+def prepare(
+    library: Library, model: str, *, is_compiled: bool = False, has_strategy: bool = False
+) -> tuple[Any, tuple[Any, Any]]:
+    """Compile a model with the library's optimizer, or in its strategy; and a batch of 32 a rank.
+
+    A strategy gets the batches of all ranks and hands each rank its own.
+    """
     import tensorflow as tf
 
     keras = tf.keras
     keras.utils.set_random_seed(1)
-    net, shape = build(model, keras)
-    net.compile(
-        library.optimizer(keras.optimizers.SGD(1e-3)),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        jit_compile=jit,
-    )
+    has_strategy = has_strategy and library.name == "keras_ring"
+    scope = library.library.RingStrategy().scope() if has_strategy else contextlib.nullcontext()
+    with scope:
+        net, shape = build(model, keras)
+        optimizer = keras.optimizers.SGD(1e-3)
+        net.compile(
+            optimizer if has_strategy else library.optimizer(optimizer),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            jit_compile=is_compiled,
+        )
     rng = np.random.default_rng(library.rank)
+    rows = 32 * (library.size if has_strategy else 1)
     batch = (
-        rng.normal(size=(32, *shape)).astype(np.float32),
-        rng.integers(0, 10, 32).astype(np.int32),
+        rng.normal(size=(rows, *shape)).astype(np.float32),
+        rng.integers(0, 10, rows).astype(np.int32),
     )
     return net, batch
 
 
-def train(library: Library, model: str, steps: int, jit: bool = False) -> float:
+def train(
+    library: Library, model: str, steps: int, is_compiled: bool = False, has_strategy: bool = False
+) -> float:
     """Seconds of one training step (median), one compute thread a rank, batch 32 a rank."""
     import tensorflow as tf
 
@@ -243,7 +256,7 @@ def train(library: Library, model: str, steps: int, jit: bool = False) -> float:
     # make one process alone look faster than one core is.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    net, batch = prepare(library, model, jit)
+    net, batch = prepare(library, model, is_compiled=is_compiled, has_strategy=has_strategy)
     data = tf.data.Dataset.from_tensors(batch).repeat(steps)
     clock = step_clock(time.perf_counter)
     net.fit(data, epochs=1, verbose=0, callbacks=[clock])
