@@ -207,7 +207,7 @@ def test_model_saved_by_plain_keras_loads_distributed(folder: Path) -> None:
     loaded = kr.load_model(folder / "plain.keras", op="sum")
     uncompiled = kr.load_model(folder / "plain.keras", compile=False)
 
-    assert reducer.reducer_of(loaded.optimizer).op == "sum"
+    assert reducer.reducer_of(loaded.optimizer).reduction.op == "sum"
     assert getattr(uncompiled, "optimizer", None) is None
 
 
@@ -230,7 +230,7 @@ def test_copy_of_an_optimizer_is_distributed_and_another_one() -> None:
     copied = copy.deepcopy(optimizer)
 
     assert copied is not optimizer
-    assert reducer.reducer_of(copied).op == "sum"
+    assert reducer.reducer_of(copied).reduction.op == "sum"
     assert reducer.reducer_of(copied) is not reducer.reducer_of(optimizer)
     np.testing.assert_allclose(copied.learning_rate.numpy(), 0.25)
 
