@@ -84,9 +84,7 @@ def test_dict_inputs_outputs_masks_and_embeddings():
         words = keras.Input((6,), dtype="int32", name="words")
         number = keras.Input((3,), name="number")
         embedded = keras.layers.Embedding(9, 4, mask_zero=True)(words)
-        tags = keras.layers.Dense(3, name="tags")(
-            keras.layers.LSTM(5, return_sequences=True)(embedded)
-        )
+        tags = keras.layers.Dense(3, name="tags")(embedded)
         pooled = keras.layers.GlobalAveragePooling1D()(embedded)
         joined = keras.layers.Concatenate()([pooled, number])
         score = keras.layers.Dense(1, name="score")(joined)
