@@ -30,6 +30,7 @@ _numbers = itertools.count()
 
 def distribute(dataset: Any, input_workers: Any, strategy: Any, options: Any) -> Any:
     """Return the `tf.distribute.DistributedDataset` of this rank's part of `dataset`."""
+    options = _without_copies(options, input_workers)
     policy = dataset.options().experimental_distribute.auto_shard_policy
     policies = tf.data.experimental.AutoShardPolicy
     num_steps: int | None = None
@@ -50,6 +51,7 @@ def from_function(
     dataset_fn: Callable[[Any], Any], input_workers: Any, strategy: Any, options: Any
 ) -> Any:
     """Return the `tf.distribute.DistributedDataset` of what `dataset_fn` gives this rank."""
+    options = _without_copies(options, input_workers)
     context = tf.distribute.InputContext(
         num_input_pipelines=runtime.size(),
         input_pipeline_id=runtime.rank(),
@@ -69,6 +71,21 @@ def from_function(
     )
     result.keras_ring_num_steps = num_steps
     return result
+
+
+def _without_copies(options: Any, input_workers: Any) -> Any:
+    """Return options by which batches are read as tf.data has them, where no GPU is to get them.
+
+    tf.distribute would buffer them for one device as for many: a thread and four functions to
+    trace for each iterator.
+    """
+    devices = input_workers.compute_devices_for_worker(0)
+    if options is not None or "CPU" not in devices[0]:
+        return options
+    return tf.distribute.InputOptions(
+        experimental_fetch_to_device=False,
+        experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA,
+    )
 
 
 def _check_same(dataset: Any) -> int | None:
