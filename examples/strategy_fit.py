@@ -24,7 +24,7 @@ with kr.RingStrategy().scope():
         [
             keras.Input((8, 8, 1)),
             keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
-            keras.layers.BatchNormalization(synchronized=True),
+            keras.layers.BatchNormalization(momentum=0.9, synchronized=True),
             keras.layers.MaxPooling2D(),
             keras.layers.Flatten(),
             keras.layers.Dropout(0.3),
