@@ -68,7 +68,8 @@ def test_one_of_many_calls_that_fails_fails_the_run_on_every_rank() -> None:
     error = error_of(lambda: call(tf.ones(300 + kr.rank())))
 
     assert isinstance(error, kr.MismatchError)
-    assert str(error).startswith("allreduce 'one of many': ranks disagree on shape: ")
+    # XLA names the one that it hears of first; those that were given up say because of which.
+    assert "allreduce 'one of many': ranks disagree on shape: " in str(error)
     assert_all_goes_on()
 
 

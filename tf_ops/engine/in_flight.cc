@@ -1,6 +1,6 @@
 #include "engine/in_flight.h"
 
-#include <algorithm>
+#include <utility>
 
 namespace keras_ring {
 namespace {
@@ -10,8 +10,11 @@ constexpr std::size_t kFailedRuns = 64;
 
 }  // namespace
 
-bool InFlight::HasFailed(std::int64_t run) const {
-  return run != 0 && std::find(failed_runs_.begin(), failed_runs_.end(), run) != failed_runs_.end();
+const InFlight::FailedRun* InFlight::FindFailed(std::int64_t run) const {
+  for (const FailedRun& failed : failed_runs_) {
+    if (run != 0 && failed.run == run) return &failed;
+  }
+  return nullptr;
 }
 
 Status InFlight::Refusal(const Request& request, const std::string& key, int number) const {
@@ -20,10 +23,8 @@ Status InFlight::Refusal(const Request& request, const std::string& key, int num
                                 key + "' had not ended on rank " + std::to_string(number) +
                                 ". Give calls that run side by side names of their own."};
   }
-  if (HasFailed(request.run)) {
-    return {Code::kInvalid, Describe(request) +
-                                " was given up: another collective of the same run of the graph "
-                                "had failed."};
+  if (const FailedRun* const failed = FindFailed(request.run)) {
+    return {failed->status.code, Describe(request) + failed->status.message};
   }
   return {};
 }
@@ -58,16 +59,17 @@ void InFlight::Refuse(const Refused& refused) {
   found->second.done(refused.status);
   waiting_.erase(found);
   if (run == 0) return;
-  failed_runs_.push_back(run);
+  const Status status{refused.status.code,
+                      " was given up, because " + label +
+                          " of the same run of the graph failed: " + refused.status.message};
+  failed_runs_.push_back({run, status});
   if (failed_runs_.size() > kFailedRuns) failed_runs_.pop_front();
   for (auto other = waiting_.begin(); other != waiting_.end();) {
     if (other->second.run != run) {
       ++other;
       continue;
     }
-    other->second.done({refused.status.code,
-                        Describe(other->second) + " was given up, because " + label +
-                            " of the same run of the graph failed: " + refused.status.message});
+    other->second.done({status.code, Describe(other->second) + status.message});
     other = waiting_.erase(other);
   }
 }

@@ -50,13 +50,17 @@ class InFlight {
   void FailBatches(const Status& status);
 
  private:
-  bool HasFailed(std::int64_t run) const;
+  struct FailedRun {
+    std::int64_t run;
+    Status status;  // the message goes on after what was given up
+  };
+  const FailedRun* FindFailed(std::int64_t run) const;
 
   Waiting waiting_;                           // called on this rank, not agreed yet
   std::set<std::string> running_;             // keys agreed and not done
   std::deque<std::vector<Request>> batches_;  // agreed, in order
   std::vector<Request> abandoned_;
-  std::deque<std::int64_t> failed_runs_;
+  std::deque<FailedRun> failed_runs_;
 };
 
 }  // namespace keras_ring
