@@ -81,9 +81,8 @@ void Engine::Submit(Request request) {
   Status status = CheckCall(request, topology());
   if (status.ok()) status = CheckSplits(&request, transport_->size());
   if (!status.ok()) return request.done(status);
-  // How much the others bring is not known yet where rows are open.
-  const bool is_small =
-      !HasOpenRows(request.signature.kind) && BytesOf(request.signature) <= kSmallBytes;
+  // Where rows are open the others may bring more; mostly they do not.
+  const bool is_small = OwnBytes(request) <= kSmallBytes;
   bool has_ended = false;
   {
     const std::lock_guard<std::mutex> lock(mutex_);

@@ -62,6 +62,16 @@ std::int64_t BytesOf(const Signature& signature) {
   return bytes;
 }
 
+std::int64_t OwnBytes(const Request& request) {
+  std::int64_t bytes = 0;
+  for (std::size_t i = 0; i < request.signature.shapes.size(); ++i) {
+    Shape shape = request.signature.shapes[i];
+    if (!shape.empty() && shape[0] < 0) shape[0] = request.rows[i];
+    bytes += NumElems(shape) * static_cast<std::int64_t>(DTypeBytes(request.signature.dtypes[i]));
+  }
+  return bytes;
+}
+
 Difference Differ(const Signature& a, const Signature& b, const std::string& name) {
   if (a.kind != b.kind) return {"collective", KindName(a.kind), KindName(b.kind)};
   if (a.dtypes.size() != b.dtypes.size()) {

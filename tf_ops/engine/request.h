@@ -97,6 +97,9 @@ struct Request {
   double since_s = 0;
 };
 
+// Bytes of this rank's tensors.
+std::int64_t OwnBytes(const Request& request);
+
 // "allreduce 'dense/kernel'", as messages begin.
 std::string Describe(const Request& request);
 
