@@ -19,7 +19,7 @@ from keras_ring.collectives.naming import LABEL_SEPARATOR
 from keras_ring.errors import ConfigError
 from keras_ring.gradient_groups import plan_groups
 from keras_ring.process_sets import ProcessSet, size_of
-from keras_ring.reduction import Reduction
+from keras_ring.reduction import Reduction, identity
 
 Gradient: TypeAlias = Any  # a tensor, tf.IndexedSlices or None; TensorFlow ships no types
 
@@ -132,7 +132,7 @@ def _local_gradients(
     size = size_of(reduction.process_set)
     divisor = size if reduction.scales_local and reduction.op == "mean" else 1
     return [
-        _divide(gradient, divisor) if id(variable) in local else None
+        _divide(gradient, divisor) if identity(variable) in local else None
         for gradient, variable in zip(gradients, variables, strict=True)
     ]
 
@@ -157,9 +157,9 @@ def _groups_of_positions(
 ) -> int | list[list[int]] | None:
     if reduction.groups is None or isinstance(reduction.groups, int):
         return reduction.groups
-    position = {id(variable): i for i, variable in enumerate(variables)}
+    position = {identity(variable): i for i, variable in enumerate(variables)}
     return [
-        [position[id(variable)] for variable in group if id(variable) in position]
+        [position[identity(v)] for v in group if identity(v) in position]
         for group in reduction.groups
     ]
 

@@ -73,12 +73,25 @@ class Reduction:
             raise ConfigError(f"{what}: groups is {self.groups}; expected at least 1, or None.")
 
     def local_ids(self) -> set[int]:
-        """Return the `id` of each variable that is this rank's alone.
+        """Return the `identity` of each variable that is this rank's alone.
 
         Layers may have got their variables only now.
         """
         of_layers = [v for layer in self.local_layers for v in layer.trainable_variables]
-        return {id(variable) for variable in (*of_layers, *self.local_variables)}
+        return {identity(variable) for variable in (*of_layers, *self.local_variables)}
+
+
+def identity(variable: Any) -> int:
+    """Return what a Keras variable and the TensorFlow variable inside it have in common.
+
+    Sources may be either: `tape.watched_variables()` knows TensorFlow's alone.
+
+    Args:
+        variable: A `keras.Variable`, a `tf.Variable` or a tensor.
+    """
+    # Not `value`, which is a cast copy under a policy of mixed precision.
+    inner = getattr(variable, "_value", None)
+    return id(variable if inner is None else inner)
 
 
 def as_layers(layers: Any, what: str) -> tuple[Any, ...]:

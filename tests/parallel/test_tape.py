@@ -94,6 +94,38 @@ def test_rows_of_an_embedding(as_dense: bool) -> None:
     np.testing.assert_allclose(tf.convert_to_tensor(gradient), expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("is_graph", [False, True])
+def test_gradients_of_the_target_are_each_ranks_own(is_graph: bool) -> None:
+    w = tf.Variable([1.0, 2.0])
+
+    def step(weights: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            y = w * w
+        return kr.DistributedGradientTape(tape).gradient(y, w, output_gradients=weights)
+
+    result = (tf.function(step) if is_graph else step)(tf.constant([float(kr.rank()), 1.0]))
+
+    np.testing.assert_allclose(result, [kr.size() - 1.0, 4.0], rtol=1e-6)
+
+
+def test_a_local_variable_is_known_by_keras_and_by_tensorflow() -> None:
+    """`watched_variables` gives TensorFlow's variables, layers have those of Keras."""
+    layer = keras.layers.Dense(1, use_bias=False)
+    layer.build((None, 1))
+    own = kr.rank() + 1.0
+    with tf.GradientTape(persistent=True) as tape:
+        loss = tf.reduce_sum(layer(tf.constant([[own]])))
+
+    by_layer = kr.PartialDistributedGradientTape(tape, local_layers=layer)
+    by_value = kr.DistributedGradientTape(tape)
+    by_value.register_local_source(layer.kernel.value)
+
+    for wrapped in (by_layer, by_value):
+        for sources in (tape.watched_variables(), layer.trainable_variables):
+            [gradient] = wrapped.gradient(loss, sources)
+            np.testing.assert_allclose(gradient, [[own / kr.size()]], rtol=1e-6)
+
+
 @pytest.mark.parametrize("scales", [False, True])
 def test_local_layers_keep_their_own_gradients(scales: bool) -> None:
     shared, own = keras.layers.Dense(2, use_bias=False), keras.layers.Dense(2, use_bias=False)
