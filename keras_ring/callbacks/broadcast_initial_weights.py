@@ -17,6 +17,7 @@ from keras_ring.reducer import (
     local_variables,
     num_reductions,
 )
+from keras_ring.reduction import identity
 from keras_ring.variables import broadcast_variables
 
 
@@ -129,9 +130,9 @@ class BroadcastInitialWeights(keras.callbacks.Callback):
 
 def _belongs_to(variable: Any, local: list[Any]) -> bool:
     """Return whether `variable` is local, or an optimizer's state for one that is."""
-    return any(
-        variable is one or variable.name.startswith(one.path.replace("/", "_") + "_")
-        for one in local
+    paths = [getattr(one, "path", one.name).replace("/", "_") + "_" for one in local]
+    return variable.name.startswith(tuple(paths)) or any(
+        identity(variable) == identity(one) for one in local
     )
 
 
