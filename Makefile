@@ -69,10 +69,10 @@ native: $(NATIVE_BUILDS:%=build-%)
 parallel: parallel-1 parallel-2 parallel-3 parallel-4
 
 parallel-1: $(LIBRARIES)
-	$(LIMIT) 1200 $(PYTEST) tests/parallel
+	$(LIMIT) 2400 $(PYTEST) tests/parallel
 
 parallel-%: $(LIBRARIES)
-	$(LIMIT) 1200 $(MPIRUN) -np $* $(PY) -m pytest tests/parallel
+	$(LIMIT) 2400 $(MPIRUN) -np $* $(PY) -m pytest tests/parallel
 
 faults: $(LIBRARIES)
 	$(LIMIT) 1200 $(PYTEST) tests/faults
