@@ -128,7 +128,12 @@ def _maybe_symbolic_build(
         parts = [part for part in tf.nest.flatten(spec) if hasattr(part, "shape")]
         # From the number of columns Keras chooses what "accuracy" means.
         is_known = all(p.shape.rank is not None and None not in p.shape[1:] for p in parts)
-        if is_known or _is_built(self):
+        first_batches = getattr(iterator.data_adapter, "_first_batches", None)
+        if first_batches:
+            # Of a Python generator, which cannot begin anew: Keras keeps what it has seen of it.
+            # A batch taken here would take along as many as were read ahead, others on each rank.
+            data_batch, iterator = first_batches[0], None
+        elif is_known or _is_built(self):
             data_batch = tf.nest.map_structure(lambda p: p if hasattr(p, "shape") else None, spec)
             iterator = None
     plain(self, iterator=iterator, data_batch=data_batch)

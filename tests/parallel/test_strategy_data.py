@@ -88,6 +88,21 @@ def test_a_generator_of_unknown_length():
     assert_close(list(history.values()), list(expected.values()), "history")
 
 
+def test_a_python_generator_loses_no_batch_to_a_model_that_is_not_built():
+    """Of sparse batches the ranks' parts have no known shape, from which to build the model."""
+    x, y = numbers(8, 3), numbers(8, 1, seed=1)
+    seen = []
+    with same_seed(), kr.RingStrategy().scope():
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=["mae"], run_eagerly=True)
+    counter = keras.callbacks.LambdaCallback()
+    counter.on_test_batch_end = lambda batch, logs: seen.append(batch)
+    batches = ((tf.sparse.from_dense(x[i : i + 2]), y[i : i + 2]) for i in range(0, 8, 2))
+    logs = model.evaluate(batches, verbose=0, callbacks=[counter], return_dict=True)
+    assert len(seen) == 4
+    assert_close(logs["mae"], np.abs(model(x) - y).mean(), "mae")
+
+
 class Sequence(keras.utils.PyDataset):
     """Batches of other sizes, shuffled by Python's random numbers."""
 
