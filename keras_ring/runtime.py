@@ -166,7 +166,6 @@ def start_timeline(folder: str | os.PathLike[str]) -> None:
     Raises:
         ConfigError: The folder or the file cannot be made, or `init` was not called.
 
-    Cost: 1 to 2 us for each collective.
     Thread: any. Other ranks need not call it.
 
     Example:

@@ -46,8 +46,8 @@ class MetricAverageCallback(callbacks.MetricAverage):
 class LearningRateScheduleCallback(callbacks.LearningRateSchedule):
     """See `keras_ring.callbacks.LearningRateSchedule`.
 
-    `momentum_correction` is taken and means nothing: the optimizers of Keras 3 apply the learning
-    rate after the momentum, which needs none.
+    `momentum_correction` is taken and does nothing: Keras 3 fixes an optimizer's momentum when it
+    traces the step.
     """
 
     def __init__(

@@ -98,11 +98,6 @@ def test_one_rank_may_begin_and_end_at_any_time(tmp_path: Path) -> None:
         assert names == {"barrier 'within'"}
 
 
-def test_without_the_variable_nothing_is_written(tmp_path: Path) -> None:
-    kr.barrier()
-    assert not list(tmp_path.rglob("*.json"))
-
-
 def test_folder_that_cannot_be_written_is_an_error_of_init(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

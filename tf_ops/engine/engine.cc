@@ -83,11 +83,11 @@ void Engine::Submit(Request request) {
   if (!status.ok()) return request.done(status);
   // Where rows are open the others may bring more; mostly they do not.
   const bool is_small = OwnBytes(request) <= kSmallBytes;
+  request.since_s = NowS();
   bool has_ended = false;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     has_ended = ending_ != Ending::kNone;
-    request.since_s = NowS();
     if (!has_ended && transport_->size() > 1) {
       submitted_.push_back(std::move(request));
     }

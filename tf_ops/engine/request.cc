@@ -65,9 +65,10 @@ std::int64_t BytesOf(const Signature& signature) {
 std::int64_t OwnBytes(const Request& request) {
   std::int64_t bytes = 0;
   for (std::size_t i = 0; i < request.signature.shapes.size(); ++i) {
-    Shape shape = request.signature.shapes[i];
-    if (!shape.empty() && shape[0] < 0) shape[0] = request.rows[i];
-    bytes += NumElems(shape) * static_cast<std::int64_t>(DTypeBytes(request.signature.dtypes[i]));
+    const Shape& shape = request.signature.shapes[i];
+    auto tensor_bytes = static_cast<std::int64_t>(DTypeBytes(request.signature.dtypes[i]));
+    for (const std::int64_t dim : shape) tensor_bytes *= dim < 0 ? request.rows[i] : dim;
+    bytes += tensor_bytes;
   }
   return bytes;
 }

@@ -104,7 +104,7 @@ void Timeline::AddWait(const Request& request, double since_s, double until_s) {
 void Timeline::AddRun(const std::vector<Request*>& bucket, double since_s, double until_s) {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::int64_t bytes = 0;
-  for (const Request* const request : bucket) bytes += BytesOf(request->signature);
+  for (const Request* const request : bucket) bytes += OwnBytes(*request);
   std::string name = Describe(*bucket.front());
   if (bucket.size() > 1) name += " and " + std::to_string(bucket.size() - 1) + " more";
   text_ += "{\"ph\":\"X\",\"cat\":\"transfer\",\"name\":" + Quoted(name) +
