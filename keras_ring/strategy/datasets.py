@@ -30,18 +30,19 @@ _numbers = itertools.count()
 
 def distribute(dataset: Any, input_workers: Any, strategy: Any, options: Any) -> Any:
     """Return the `tf.distribute.DistributedDataset` of this rank's part of `dataset`."""
-    options = _without_copies(options, input_workers)
     policy = dataset.options().experimental_distribute.auto_shard_policy
     policies = tf.data.experimental.AutoShardPolicy
     num_steps: int | None = None
+    asks_ranks = False
     if runtime.size() > 1:
         if policy == policies.OFF:
-            dataset, num_steps = _in_step(dataset)
+            dataset, num_steps, asks_ranks = _in_step(dataset)
         elif policy == policies.FILE:
-            dataset, num_steps = _in_step(_own_files(dataset))
+            dataset, num_steps, asks_ranks = _in_step(_own_files(dataset))
         else:
             num_steps = _check_same(dataset)
             dataset = dataset.map(_own_rows, num_parallel_calls=1, deterministic=True)
+    options = _without_copies(options, input_workers, asks_ranks)
     result = input_util.get_distributed_dataset(dataset, input_workers, strategy, options=options)
     result.keras_ring_num_steps = num_steps
     return result
@@ -51,36 +52,32 @@ def from_function(
     dataset_fn: Callable[[Any], Any], input_workers: Any, strategy: Any, options: Any
 ) -> Any:
     """Return the `tf.distribute.DistributedDataset` of what `dataset_fn` gives this rank."""
-    options = _without_copies(options, input_workers)
     context = tf.distribute.InputContext(
         num_input_pipelines=runtime.size(),
         input_pipeline_id=runtime.rank(),
         num_replicas_in_sync=runtime.size(),
     )
+    dataset = dataset_fn(context)
     num_steps: int | None = None
-
-    def in_step(input_context: Any) -> Any:
-        nonlocal num_steps
-        dataset = dataset_fn(input_context)
-        if runtime.size() > 1:
-            dataset, num_steps = _in_step(dataset)
-        return dataset
-
+    asks_ranks = False
+    if runtime.size() > 1:
+        dataset, num_steps, asks_ranks = _in_step(dataset)
+    options = _without_copies(options, input_workers, asks_ranks)
     result = input_util.get_distributed_datasets_from_function(
-        in_step, input_workers, [context], strategy, options=options
+        lambda _: dataset, input_workers, [context], strategy, options=options
     )
     result.keras_ring_num_steps = num_steps
     return result
 
 
-def _without_copies(options: Any, input_workers: Any) -> Any:
+def _without_copies(options: Any, input_workers: Any, asks_ranks: bool) -> Any:
     """Return options by which batches are read as tf.data has them, where no GPU is to get them.
 
     tf.distribute would buffer them for one device as for many: a thread and four functions to
-    trace for each iterator.
+    trace for each iterator. A dataset that asks the other ranks must not be read ahead at all.
     """
     devices = input_workers.compute_devices_for_worker(0)
-    if options is not None or "CPU" not in devices[0]:
+    if not asks_ranks and (options is not None or "CPU" not in devices[0]):
         return options
     return tf.distribute.InputOptions(
         experimental_fetch_to_device=False,
@@ -178,28 +175,40 @@ def _own_files(dataset: Any) -> Any:
     return tf_data_distribute._LegacyRebatchDataset(part, size)
 
 
-def _in_step(dataset: Any) -> tuple[Any, int | None]:
-    """Make the ranks' own datasets end together, and return how many batches they have, if known.
+def _in_step(dataset: Any) -> tuple[Any, int | None, bool]:
+    """Make the ranks' own datasets end together.
 
     A rank that has nothing left goes on with batches of no rows.
+
+    Returns:
+        The dataset; how many batches it has, if known; and whether it asks the other ranks for each
+        batch if there is more to come.
     """
     counts = gather("distributes its own dataset", int(dataset.cardinality()))
     if all(count == tf.data.INFINITE_CARDINALITY for count in counts):
-        return dataset, None
+        return dataset, None, False
     if min(counts) >= 0:
         longest = max(counts)
         if min(counts) < longest:
             dataset = _with_empty_batches(dataset).take(longest)
             dataset = dataset.apply(tf.data.experimental.assert_cardinality(longest))
-        return dataset, longest
+        return dataset, longest, False
     name = f"strategy/dataset {next(_numbers)}"
 
     def is_left(has_rows: Any, *_: Any) -> Any:
         flag = tf.cast(has_rows, tf.int32)
         return collectives.allreduce(flag, "max", name=f"{name}#end of data") > 0
 
-    marked = _with_empty_batches(dataset, is_marked=True).take_while(is_left)
-    return marked.map(lambda _, batch: batch), None
+    # Read ahead below, never above: a rank that asks whether data is left when its program does not
+    # ask for a batch waits for ranks that read less far ahead. tf.data would put a prefetch at the
+    # end, and run a last `map` in parallel, by itself.
+    marked = _with_empty_batches(dataset, is_marked=True).prefetch(tf.data.AUTOTUNE)
+    batches = marked.take_while(is_left).flat_map(
+        lambda _, batch: tf.data.Dataset.from_tensors(batch)
+    )
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False
+    return batches.with_options(options), None, True
 
 
 def _with_empty_batches(dataset: Any, *, is_marked: bool = False) -> Any:

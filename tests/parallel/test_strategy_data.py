@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,24 @@ def test_own_parts_of_unknown_lengths_from_a_function():
     for _ in range(2):
         seen = np.concatenate(gathered(mine))
         assert sorted(seen.tolist()) == [i for i in range(21) if i % 5 != 0]
+
+
+def test_data_of_unknown_length_that_is_left_early_leaves_no_rank_waiting():
+    """A rank that had read further ahead asked the others, who had stopped, if data was left."""
+
+    def batches() -> Any:
+        for number in range(20):
+            yield np.full((4, 2), number, "float32")
+
+    spec = tf.TensorSpec((None, 2), tf.float32)
+    for _ in range(6):
+        dataset = tf.data.Dataset.from_generator(batches, output_signature=spec)
+        iterator = iter(kr.RingStrategy().experimental_distribute_dataset(with_policy(dataset, OFF)))
+        for _ in range(5):
+            next(iterator)
+        del iterator, dataset
+        gc.collect()
+        kr.barrier()
 
 
 def test_files_are_shared(tmp_path):
