@@ -196,7 +196,8 @@ def test_data_of_unknown_length_that_is_left_early_leaves_no_rank_waiting():
     spec = tf.TensorSpec((None, 2), tf.float32)
     for _ in range(6):
         dataset = tf.data.Dataset.from_generator(batches, output_signature=spec)
-        iterator = iter(kr.RingStrategy().experimental_distribute_dataset(with_policy(dataset, OFF)))
+        dataset = with_policy(dataset, OFF)
+        iterator = iter(kr.RingStrategy().experimental_distribute_dataset(dataset))
         for _ in range(5):
             next(iterator)
         del iterator, dataset
