@@ -190,10 +190,14 @@ class Mpirun:
         mpirun_args: Sequence[str] = (),
         before: Sequence[str] = (),
     ) -> Job:
-        """Start a job, and do not wait for it. `before` goes before mpirun in the command."""
+        """Start a job, and do not wait for it.
+
+        `before` goes before mpirun in the command. With n = 0 Python runs alone, without mpirun.
+        """
         options = ["-np", str(n), "--oversubscribe", "--bind-to", "none", *mpirun_args]
+        launcher = [_mpirun_path(), *options] if n else []
         python = [sys.executable, *self._python_arguments(program)]
-        command = [*before, _mpirun_path(), *options, *python]
+        command = [*before, *launcher, *python]
         job = Job(command, {**_clean_environment(), **(env or {})}, self._folder)
         self._jobs.append(job)
         return job
