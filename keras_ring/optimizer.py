@@ -46,6 +46,12 @@ def DistributedOptimizer(  # noqa: N802 (as users of Horovod know it)
     - With `LossScaleOptimizer`, which `compile` adds under the policy "mixed_float16", a step in
       which one rank's gradients overflow is skipped on all ranks.
     - The learning rate is not scaled with the number of ranks.
+    - In `fit` all ranks do what a callback of one does: they stop together, and a learning rate
+      that it changes between epochs is that of all. `EarlyStopping`, `ReduceLROnPlateau` and
+      `ModelCheckpoint` see the mean of the ranks' metrics. Where ranks name the same file, the
+      first rank alone writes it.
+    - An epoch of `fit` ends on all ranks with the first that has no more batches, with a warning;
+      each step averages the gradients of all ranks.
 
     Args:
         optimizer: A `keras.optimizers.Optimizer`, its name such as `"adam"`, or its config as a

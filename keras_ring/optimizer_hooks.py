@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_ring import joint_step
+from keras_ring import fitting, joint_step
 from keras_ring.errors import ConfigError, InternalError
 from keras_ring.gradients import Gradient, is_overwritten
 from keras_ring.keras_patches import patch_loss_scaling, patch_pickling
@@ -52,6 +52,7 @@ def install(optimizer: Any, reducer: Reducer) -> None:
     """
     patch_loss_scaling(adopt)
     patch_pickling(_rebuild)
+    fitting.patch()
     _distribute(optimizer, reducer)
 
 

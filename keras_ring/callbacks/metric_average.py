@@ -6,9 +6,9 @@ import warnings
 from typing import Any
 
 import keras
-import numpy as np
 
 from keras_ring import runtime
+from keras_ring.fitting.monitors import is_number
 from keras_ring.objects import allgather_object
 
 
@@ -17,16 +17,17 @@ class MetricAverage(keras.callbacks.Callback):
 
     Each rank measures loss and metrics on its own shard. At the end of each epoch every number in
     the logs, those of the validation too, becomes the mean over the ranks, the same on every rank.
-    Callbacks that come later in the list, and `History`, see the mean: put it before
-    `EarlyStopping`, `ReduceLROnPlateau` or `ModelCheckpoint`, so that they decide alike on every
-    rank.
+    Callbacks that come later in the list, and `History`, see the mean. With a distributed optimizer
+    `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` are given means anyway, so that they
+    decide alike on every rank; put it before callbacks of your own that decide something.
 
     The mean is a plain one. It is the value for all shards together if the shards are equally large
     and the metric is itself a mean over samples, as loss and accuracy are. For AUC, precision or a
     masked metric it is an approximation.
 
     An entry that some ranks do not have, such as `val_loss` where one rank validates alone, stays
-    as it is, and rank 0 warns once. A callback that watches such an entry acts on that rank only.
+    as it is, and rank 0 warns once. `EarlyStopping` and the like see the mean over the ranks that
+    have it.
 
     In a call of `evaluate` of its own the logs of `on_test_end` are averaged likewise; what
     `evaluate` returns is the rank's own.
@@ -68,7 +69,7 @@ class MetricAverage(keras.callbacks.Callback):
 
     def _average(self, logs: dict[str, Any] | None) -> dict[str, float]:
         """Average `logs` in place and return the means."""
-        own = {name: float(value) for name, value in (logs or {}).items() if _is_number(value)}
+        own = {name: float(value) for name, value in (logs or {}).items() if is_number(value)}
         # The entries travel with their names: ranks whose entries differ cannot wait for one
         # another.
         ranks = allgather_object(own)
@@ -98,12 +99,3 @@ class MetricAverage(keras.callbacks.Callback):
                 "validation data.",
                 stacklevel=2,
             )
-
-
-def _is_number(value: Any) -> bool:
-    """Return whether `value` is one real number, be it Python's, NumPy's or a tensor."""
-    try:
-        array = np.asarray(value)
-    except (TypeError, ValueError):
-        return False
-    return array.ndim == 0 and array.dtype.kind in "iuf"

@@ -7,7 +7,7 @@ variables       how variables are made: equal at the start, summed when read, ke
 datasets        this rank's part of a dataset
 extended        what a strategy must be able to do, for tf.distribute
 fit_step        one step of a Keras model, as part of the step of all ranks
-keras_fit       what Keras does around its steps, and callbacks what it does between them
+keras_fit       what Keras does around its steps; fitting is what it does between them
 ring_strategy   the class that users see
 """
 

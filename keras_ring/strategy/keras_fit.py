@@ -6,7 +6,6 @@ when Keras no longer calls what is hooked.
 
 from __future__ import annotations
 
-import functools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -20,31 +19,30 @@ from keras.src.trainers import compile_utils
 
 from keras_ring import collectives, joint_step, runtime
 from keras_ring.errors import ConfigError
+from keras_ring.fitting.hooks import hooked, is_hooked
 from keras_ring.strategy.agreement import agree, gather
 from keras_ring.strategy.fit_step import scale_loss_of_all
-
-_MARK = "_keras_ring_patched"
 
 
 def patch() -> None:
     """Hook Keras, once."""
-    if hasattr(trainer.reduce_per_replica, _MARK):
+    if is_hooked(trainer.reduce_per_replica, _reduce_per_replica):
         return
-    trainer.reduce_per_replica = _hooked(trainer.reduce_per_replica, _reduce_per_replica)
+    trainer.reduce_per_replica = hooked(trainer.reduce_per_replica, _reduce_per_replica)
     iterator = trainer.TFEpochIterator
-    iterator.__init__ = _hooked(iterator.__init__, _start_epochs)
-    iterator.reset = _hooked(iterator.reset, _reset_epochs)
+    iterator.__init__ = hooked(iterator.__init__, _start_epochs)
+    iterator.reset = hooked(iterator.reset, _reset_epochs)
     cls = trainer.TensorFlowTrainer
-    cls._maybe_symbolic_build = _hooked(cls._maybe_symbolic_build, _maybe_symbolic_build)
-    cls.predict_on_batch = _hooked(cls.predict_on_batch, _predict_on_batch)
+    cls._maybe_symbolic_build = hooked(cls._maybe_symbolic_build, _maybe_symbolic_build)
+    cls.predict_on_batch = hooked(cls.predict_on_batch, _predict_on_batch)
     compiling = next(c for c in keras.Model.__mro__ if "compile" in vars(c))
-    compiling.compile = _hooked(compiling.compile, _compile)
-    keras_loss.reduce_weighted_values = _hooked(
+    compiling.compile = hooked(compiling.compile, _compile)
+    keras_loss.reduce_weighted_values = hooked(
         keras_loss.reduce_weighted_values, _reduce_weighted_values
     )
     losses = compile_utils.CompileLoss
-    losses.call = _hooked(losses.call, _compute_losses)
-    keras_loss.unscale_loss_for_distribution = _hooked(
+    losses.call = hooked(losses.call, _compute_losses)
+    keras_loss.unscale_loss_for_distribution = hooked(
         keras_loss.unscale_loss_for_distribution, _logged_loss
     )
 
@@ -52,15 +50,6 @@ def patch() -> None:
 def is_ours(strategy: Any) -> bool:
     """Return whether a strategy is a RingStrategy of several ranks."""
     return bool(getattr(strategy, "is_keras_ring", False)) and runtime.size() > 1
-
-
-def _hooked(plain: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(plain)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return hook(plain, *args, **kwargs)
-
-    setattr(call, _MARK, True)
-    return call
 
 
 def _reduce_per_replica(

@@ -9,10 +9,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_ring import runtime
+from keras_ring import fitting, runtime
 from keras_ring.errors import ConfigError
 from keras_ring.optimizer_hooks import adopt_when_applied
-from keras_ring.strategy import callbacks, fit_step, keras_fit
+from keras_ring.strategy import fit_step, keras_fit
 from keras_ring.strategy.agreement import gather
 from keras_ring.strategy.extended import RingExtended
 
@@ -86,7 +86,7 @@ class RingStrategy(tf.distribute.Strategy):
             _share_seed()
         adopt_when_applied()
         keras_fit.patch()
-        callbacks.patch()
+        fitting.patch()
 
     def run(
         self,
