@@ -146,8 +146,8 @@ def share_error(
     for other, (_, its_text) in zip(group.ranks, ranks, strict=True):
         if its_text is not None:
             raise MismatchError(
-                f"{group.who}: rank {other} failed {where}, so no rank goes on: {its_text} Its "
-                "traceback is on that rank."
+                f"{group.who}: rank {other} failed {where}, so no rank goes on: "
+                f"{its_text.rstrip('.')}. Its traceback is on that rank."
             )
     return [its_value for its_value, _ in ranks]
 

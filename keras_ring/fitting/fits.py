@@ -97,8 +97,18 @@ def group_of(model: Any) -> Group | None:
 
 def is_in_scope(model: Any) -> bool:
     """Return whether a model was made in the scope of a RingStrategy of several ranks."""
+    return _is_of_strategy(model) and runtime.size() > 1
+
+
+def is_distributed(model: Any) -> bool:
+    """Return whether a model trains through keras_ring, on one rank as on many."""
+    reducers = (reducer_of(o) for own in optimizers_of(model) for o in [own, *leaves(own)])
+    return _is_of_strategy(model) or any(reducer is not None for reducer in reducers)
+
+
+def _is_of_strategy(model: Any) -> bool:
     strategy = getattr(model, "_distribute_strategy", None)
-    return bool(getattr(strategy, "is_keras_ring", False)) and runtime.size() > 1
+    return bool(getattr(strategy, "is_keras_ring", False))
 
 
 def optimizers_of(model: Any) -> list[Any]:

@@ -53,7 +53,7 @@ def _make(plain: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> No
     group = fit.group
     if group is None or not group.has_own_data:
         plain(self, *args, **kwargs)
-        fit.is_open = group is not None and _is_open(_length_of(self))
+        fit.is_open = fits.is_distributed(fit.model) and _is_open(_length_of(self))
         return
     error = None
     try:

@@ -9,6 +9,7 @@ others out of step with it, and then a collective of keras_ring is just what doe
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import os
 import shutil
@@ -183,16 +184,33 @@ def _world() -> Iterator[None]:
     import keras_ring as kr
 
     kr.init()
+    _load_keras()
+    # What the session keeps need not be gone through after each test.
+    gc.collect()
+    gc.freeze()
     yield
     if kr.is_initialized():
         kr.shutdown()
 
 
+def _load_keras() -> None:
+    import keras
+
+    keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)]).compile("sgd", "mse")
+
+
 @pytest.fixture(autouse=True)
-def _ranks_in_step(request: pytest.FixtureRequest, _world: None) -> None:
-    """Begin each test on all ranks at once, in an initialised world."""
+def _ranks_in_step(request: pytest.FixtureRequest, _world: None) -> Iterator[None]:
+    """Begin each test on all ranks at once, in an initialised world.
+
+    No garbage is left for a later test. To destroy an iterator of tf.data may take TensorFlow as
+    long as the iterator has lived, at most a minute: its autotuning thread misses that it is
+    cancelled and sleeps on. A rank that came upon an old one would keep the others waiting.
+    """
     import keras_ring as kr
 
     request.config.pluginmanager.get_plugin("rank_reporting").meeting.step(request.node.nodeid)
     if not kr.is_initialized():
         kr.init()
+    yield
+    gc.collect()
