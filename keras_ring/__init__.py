@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from keras_ring.errors import (
         StallError as StallError,
     )
+    from keras_ring.launch.function import run as run
     from keras_ring.objects import allgather_object as allgather_object
     from keras_ring.objects import broadcast_object as broadcast_object
     from keras_ring.optimizer import DistributedOptimizer as DistributedOptimizer
@@ -171,6 +172,7 @@ _MODULE_OF = {
     "callbacks": "callbacks",
     "compression": "compression",
     "load_model": "saving",
+    "run": "launch.function",
 }
 
 __all__ = ["__version__", *sorted(_MODULE_OF)]

@@ -134,6 +134,16 @@ def xla_problem() -> str:
     return str(problem().decode())
 
 
+def running_mpi() -> str:
+    """Return name and version of the MPI that the library runs with."""
+    return str(_core().keras_ring_running_mpi().decode())
+
+
+def compiled_mpi() -> str:
+    """Return name and version of the MPI that the library was built for."""
+    return str(_core().keras_ring_compiled_mpi().decode())
+
+
 def check_mpi(mpi: Any) -> None:
     """Check that mpi4py and the library use one MPI.
 
@@ -143,8 +153,7 @@ def check_mpi(mpi: Any) -> None:
     Raises:
         NativeLibraryError: They do not; a communicator of one means nothing to the other.
     """
-    running = _core().keras_ring_running_mpi().decode()
-    compiled = _core().keras_ring_compiled_mpi().decode()
+    running, compiled = running_mpi(), compiled_mpi()
     theirs = mpi.Get_library_version().split(",")[0].split("\n")[0].rstrip("\0 ")
     if theirs != running or not running.startswith(compiled.rsplit(" ", 1)[0]):
         raise NativeLibraryError(
