@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from keras_ring import __version__
 from keras_ring.errors import KerasRingError
-from keras_ring.launch import build_command, check_command, run_command
+from keras_ring.launch import build_command, check_command, run_command, timeline_commands
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,6 +35,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"keras-ring {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (run_command, check_command, build_command):
+    for command in (run_command, check_command, timeline_commands, build_command):
         command.add_to(commands)
     return parser
