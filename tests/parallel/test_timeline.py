@@ -70,6 +70,25 @@ def test_each_rank_writes_what_it_waited_for_and_transferred(folder: Path) -> No
     assert all(ends[i]["ts"] >= begins[i]["ts"] for i in begins)
 
 
+def test_a_transfer_says_how_long_its_stages_took(folder: Path) -> None:
+    if kr.size() == 1:
+        pytest.skip("one rank transfers nothing")
+    for step in range(3):
+        kr.allreduce(tf.ones(4_000_000), name=f"large{step}")
+    kr.stop_timeline()
+
+    [path] = folder.glob(f"rank{kr.rank()}_generation*.json")
+    runs = [e for e in events_of(path) if e["ph"] == "X"]
+    transfers = [e for e in runs if e["name"].startswith("allreduce 'large")]
+    assert len(transfers) == 3
+    for event in transfers:
+        stages = {k: v for k, v in event["args"].items() if k.endswith("_us")}
+        assert stages.keys() == {f"{s}_us" for s in ("wait", "pack", "reduce", "unpack", "rest")}
+        assert all(stages[f"{s}_us"] > 0 for s in ("pack", "reduce", "unpack"))
+        # They do not overlap, and nothing is left out.
+        assert sum(stages.values()) == pytest.approx(event["dur"], rel=0.01, abs=1)
+
+
 def test_a_process_set_has_a_file_of_its_own(folder: Path) -> None:
     process_set = kr.add_process_set(range(kr.size()))
     kr.barrier(process_set=process_set)

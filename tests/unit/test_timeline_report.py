@@ -18,6 +18,7 @@ STEP_US = 10_000.0
 TRANSFER_US = 500.0
 LATE_US = 2_000.0
 START_US = 1.7e15
+SHARES = {"wait": 0.1, "pack": 0.2, "reduce": 0.3, "unpack": 0.25, "rest": 0.15}
 
 
 class Writer:
@@ -40,7 +41,8 @@ class Writer:
 
     def transfer(self, name: str, start_us: float, duration_us: float, num_bytes: int) -> None:
         at = START_US + start_us + self.clock_us
-        args = {"bytes": num_bytes, "requests": 1}
+        stages = {f"{s}_us": duration_us * share for s, share in SHARES.items()}
+        args = {"bytes": num_bytes, "requests": 1, **stages}
         event = {"ph": "X", "cat": "transfer", "name": name, "ts": at, "dur": duration_us}
         self.lines.append(self.line(**event, args=args))
 
@@ -88,6 +90,9 @@ def test_the_measures_are_those_of_the_job(tmp_path):
     assert measured.waited_s[1] == [0, 0, 0]
     assert measured.caused_s == pytest.approx([0, waited_s, 0])
     assert measured.transfer_s == pytest.approx([2 * NUM_STEPS * TRANSFER_US / 1e6] * 3)
+    for stages_s in measured.stages_s:
+        expected = [measured.transfer_s[0] * share for share in SHARES.values()]
+        assert stages_s == pytest.approx(expected)
     assert measured.num_bytes == [NUM_STEPS * 3000] * 3
     # The first transfer of a step lies before the second call, the second after the last.
     assert measured.overlap == [pytest.approx(0.5, abs=0.01)] * 3
@@ -213,7 +218,7 @@ def test_the_page_is_whole_and_needs_no_other_file(tmp_path):
     assert not checker.open
     assert not checker.loaded
     assert checker.tags.count("polyline") == 1
-    assert checker.tags.count("rect") >= 4 * 3 + 4 + 16
+    assert checker.tags.count("rect") >= 4 * 3 + 4 + 16 + 4 * 5
     assert "script" not in checker.tags
     assert "h&lt;1&gt;" in text
     assert "h<1>" not in text

@@ -25,6 +25,7 @@ class Host : public RingSegments {
  public:
   Host(const LocalWire& wire, const HostLayout& layout, int num_lanes, const Bucket& bucket)
       : arena_(*wire.arena),
+        stages_(wire.stages),
         bucket_(bucket),
         layout_(layout),
         num_lanes_(num_lanes),
@@ -43,6 +44,7 @@ class Host : public RingSegments {
         !arena_.HaveAll(Arena::kCopied, first_window_ + packed_ + 1 - arena_.num_slots())) {
       return false;
     }
+    const StageTimer timer(stages_, Stage::kPack);
     for (int chunk = 0; chunk < layout_.num_chunks() && arena_.local_size() > 1; ++chunk) {
       if (layout_.LaneOf(chunk) == own()) continue;
       copies_.Pack(layout_.Spans(packed_, chunk), SlotOf(own(), packed_));
@@ -59,6 +61,7 @@ class Host : public RingSegments {
         return false;
       }
     }
+    const StageTimer timer(stages_, Stage::kUnpack);
     for (int chunk = 0; chunk < layout_.num_chunks(); ++chunk) {
       if (layout_.LaneOf(chunk) == own()) continue;
       copies_.CopyOut(layout_.Spans(copied_, chunk), SlotOf(layout_.LaneOf(chunk), copied_));
@@ -85,6 +88,7 @@ class Host : public RingSegments {
   }
 
   const void* PutOwn(int host, std::int64_t window, void* staging) override {
+    const StageTimer timer(stages_, Stage::kReduce);
     const std::int64_t begin = layout_.Begin(OwnChunk(host));
     for (const Span& span : layout_.Spans(window, OwnChunk(host))) {
       ReduceToAccumulators(bucket_.dtype, bucket_.op, SourcesOf(window, span), bucket_.before,
@@ -96,6 +100,7 @@ class Host : public RingSegments {
 
   void AddOwn(int host, std::int64_t window, Format format, const void* partial,
               void* to) override {
+    const StageTimer timer(stages_, Stage::kReduce);
     const std::int64_t begin = layout_.Begin(OwnChunk(host));
     for (const Span& span : layout_.Spans(window, OwnChunk(host))) {
       const std::int64_t at = (span.offset - begin) * accumulator_bytes_;
@@ -106,6 +111,7 @@ class Host : public RingSegments {
 
   const void* AddOwnAndKeep(int host, std::int64_t window, Format format, const void* partial,
                             void*) override {
+    const StageTimer timer(stages_, Stage::kReduce);
     const std::int64_t begin = layout_.Begin(OwnChunk(host));
     char* const slot = SlotOf(own(), window);
     const auto spans = layout_.Spans(window, OwnChunk(host));
@@ -126,6 +132,7 @@ class Host : public RingSegments {
   }
 
   void Keep(int host, std::int64_t window, const void*) override {
+    const StageTimer timer(stages_, Stage::kUnpack);
     copies_.CopyOut(layout_.Spans(window, OwnChunk(host)), SlotOf(own(), window));
   }
 
@@ -153,6 +160,7 @@ class Host : public RingSegments {
   }
 
   Arena& arena_;
+  Stages* const stages_;
   const Bucket& bucket_;
   const HostLayout& layout_;
   const int num_lanes_;

@@ -16,6 +16,7 @@ class Leader {
  public:
   Leader(const LocalWire& local, const Wire& across, const HostLayout& layout, const Bucket& bucket)
       : arena_(*local.arena),
+        stages_(local.stages),
         idle_(local.idle),
         across_(across),
         layout_(layout),
@@ -42,6 +43,7 @@ class Leader {
 
   // Adds them up in the order of the ring.
   void Finish(char* slot) {
+    const StageTimer timer(stages_, Stage::kReduce);
     std::vector<char> sums(layout_.segment_elems() * accumulator_bytes_);
     for (int chunk = 0; chunk < layout_.num_chunks(); ++chunk) {
       const std::int64_t elems = layout_.Elems(0, chunk);
@@ -63,6 +65,7 @@ class Leader {
 
  private:
   void SumInputs(char* sums) {
+    const StageTimer timer(stages_, Stage::kReduce);
     std::vector<const void*> sources(arena_.local_size());
     for (int chunk = 0; chunk < layout_.num_chunks(); ++chunk) {
       for (const Span& span : layout_.Spans(0, chunk)) {
@@ -78,6 +81,7 @@ class Leader {
   }
 
   const Arena& arena_;
+  Stages* const stages_;
   Idle* const idle_;
   const Wire& across_;
   const HostLayout& layout_;
@@ -109,14 +113,20 @@ void ExchangeHostSums(const LocalWire& local, const Between& between, const Host
     leader.Finish(own_slot);
     arena.SetProgress(Arena::kReduced, end);
   } else {
-    for (int chunk = 0; chunk < layout.num_chunks(); ++chunk) {
-      copies.Pack(layout.Spans(0, chunk), own_slot);
+    {
+      const StageTimer timer(local.stages, Stage::kPack);
+      for (int chunk = 0; chunk < layout.num_chunks(); ++chunk) {
+        copies.Pack(layout.Spans(0, chunk), own_slot);
+      }
+      arena.SetProgress(Arena::kPacked, end);
     }
-    arena.SetProgress(Arena::kPacked, end);
     Await(local, [&] { return arena.Progress(0, Arena::kReduced) >= end; });
   }
-  for (int chunk = 0; chunk < layout.num_chunks(); ++chunk) {
-    copies.CopyOut(layout.Spans(0, chunk), arena.Slot(0, arena.first_window));
+  {
+    const StageTimer timer(local.stages, Stage::kUnpack);
+    for (int chunk = 0; chunk < layout.num_chunks(); ++chunk) {
+      copies.CopyOut(layout.Spans(0, chunk), arena.Slot(0, arena.first_window));
+    }
   }
   FinishAt(local, end);
 }

@@ -20,6 +20,7 @@
 
 #include "collectives/gather_plan.h"
 #include "collectives/ring.h"
+#include "core/stages.h"
 #include "transport/transport.h"
 
 namespace keras_ring {
@@ -28,6 +29,7 @@ namespace keras_ring {
 struct LocalWire {
   Arena* arena = nullptr;
   Idle* idle = nullptr;
+  Stages* stages = nullptr;  // null: not measured
 };
 
 // Every local rank calls it with a bucket of the same shape; all hold the same bits afterwards.

@@ -71,6 +71,7 @@ class Turns {
   void Pack(std::int64_t window) {
     // The slot is free when nobody reads its former window any more.
     AwaitAll(wire_, Arena::kCopied, first_window_ + window + 1 - Arena::kNumSlots);
+    const StageTimer timer(wire_.stages, Stage::kPack);
     const int own = arena_.local_rank();
     for (int other = 0; other < arena_.local_size(); ++other) {
       if (other != own) copies_.Pack(layout_.Part(window, other), SlotOf(own, window));
@@ -82,16 +83,21 @@ class Turns {
     AwaitAll(wire_, Arena::kPacked, first_window_ + window + 1);
     const int own = arena_.local_rank();
     const auto spans = layout_.Part(window, own);
-    for (const Span& span : spans) {
-      Reduce(bucket_.dtype, bucket_.op, SourcesOf(window, span), bucket_.before, bucket_.after,
-             SlotOf(own, window) + span.offset * copies_.elem_bytes(), span.elems);
+    {
+      const StageTimer timer(wire_.stages, Stage::kReduce);
+      for (const Span& span : spans) {
+        Reduce(bucket_.dtype, bucket_.op, SourcesOf(window, span), bucket_.before, bucket_.after,
+               SlotOf(own, window) + span.offset * copies_.elem_bytes(), span.elems);
+      }
+      arena_.SetProgress(Arena::kReduced, first_window_ + window + 1);
     }
-    arena_.SetProgress(Arena::kReduced, first_window_ + window + 1);
+    const StageTimer timer(wire_.stages, Stage::kUnpack);
     copies_.CopyOut(spans, SlotOf(own, window));
   }
 
   void CopyOut(std::int64_t window) {
     AwaitAll(wire_, Arena::kReduced, first_window_ + window + 1);
+    const StageTimer timer(wire_.stages, Stage::kUnpack);
     for (int other = 0; other < arena_.local_size(); ++other) {
       if (other == arena_.local_rank()) continue;
       copies_.CopyOut(layout_.Part(window, other), SlotOf(other, window));

@@ -17,7 +17,8 @@ namespace {
 class BucketSegments : public RingSegments {
  public:
   BucketSegments(const Wire& wire, const Bucket& bucket)
-      : bucket_(bucket),
+      : stages_(wire.stages),
+        bucket_(bucket),
         rank_(wire.rank()),
         elem_bytes_(static_cast<std::int64_t>(DTypeBytes(bucket.dtype))),
         view_(bucket, wire.size()),
@@ -40,6 +41,7 @@ class BucketSegments : public RingSegments {
   const void* PutOwn(int chunk, std::int64_t slab, void* staging) override {
     const auto spans = Spans(chunk, slab);
     if (spans.size() == 1 && bucket_.before.is_identity()) return spans[0].input;
+    const StageTimer timer(stages_, Stage::kPack);
     for (const auto& span : spans) {
       ScaleTo(bucket_.dtype, Format::kTensor, span.input, bucket_.before,
               static_cast<char*>(staging) + span.offset * elem_bytes_, span.elems);
@@ -48,6 +50,7 @@ class BucketSegments : public RingSegments {
   }
 
   void AddOwn(int chunk, std::int64_t slab, Format format, const void* partial, void* to) override {
+    const StageTimer timer(stages_, Stage::kReduce);
     const auto to_bytes = static_cast<std::int64_t>(AccumulatorBytes(bucket_.dtype));
     const std::int64_t from_bytes = format == Format::kTensor ? elem_bytes_ : to_bytes;
     for (const auto& span : Spans(chunk, slab)) {
@@ -59,6 +62,7 @@ class BucketSegments : public RingSegments {
 
   const void* AddOwnAndKeep(int chunk, std::int64_t slab, Format format, const void* partial,
                             void* staging) override {
+    const StageTimer timer(stages_, Stage::kReduce);
     const auto spans = Spans(chunk, slab);
     // In one piece the result is put straight into the tensor and sent from there.
     char* const to = spans.size() == 1 ? spans[0].output : static_cast<char*>(staging);
@@ -84,6 +88,7 @@ class BucketSegments : public RingSegments {
   }
 
   void Keep(int chunk, std::int64_t slab, const void* complete) override {
+    const StageTimer timer(stages_, Stage::kUnpack);
     CopyOut(Spans(chunk, slab), static_cast<const char*>(complete));
   }
 
@@ -104,6 +109,7 @@ class BucketSegments : public RingSegments {
     }
   }
 
+  Stages* const stages_;
   const Bucket& bucket_;
   const int rank_;
   const std::int64_t elem_bytes_;

@@ -28,6 +28,7 @@ inline void Relax() {
 // Waits until what only shared memory can make true, and for which the bell rings, is true.
 template <typename Condition>
 void Await(const LocalWire& wire, Condition is_true) {
+  const StageTimer timer(wire.stages, Stage::kWait);
   for (int look = 0; look < kLooks; ++look) {
     if (is_true()) return;
     Relax();

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/stages.h"
 #include "transport/transport.h"
 
 namespace keras_ring {
@@ -17,6 +18,7 @@ struct Wire {
   Idle* idle = nullptr;
   std::int64_t segment_bytes = 0;
   std::vector<int> members;  // ranks, in the order of the ring; this rank is one of them
+  Stages* stages = nullptr;  // null: not measured
 
   int size() const { return static_cast<int>(members.size()); }
   int rank() const {

@@ -337,8 +337,10 @@ void Engine::RunBatch() {
     is_bulk_ = false;
     Timeline* const timeline = timelines_.current();
     const double since_s = timeline == nullptr ? 0 : NowS();
+    stages_ = Stages{};
+    routes_.world.stages = routes_.local.stages = timeline == nullptr ? nullptr : &stages_;
     Execute(routes_, bucket);
-    if (timeline != nullptr) timeline->AddRun(bucket, since_s, NowS());
+    if (timeline != nullptr) timeline->AddRun(bucket, since_s, NowS(), stages_);
     for (Request* request : bucket) requests_.Finish(request);
   }
   requests_.PopBatch();

@@ -94,7 +94,8 @@ class Engine : private Idle {
   const std::unique_ptr<Transport> transport_;
   const std::vector<TreePlace> places_;
   const TreePlace place_;
-  const Routes routes_;
+  Routes routes_;
+  Stages stages_;  // of the transfer that is going on, while a timeline is written
 
   std::mutex mutex_;
   std::vector<Request> submitted_;  // guarded by mutex_

@@ -1,5 +1,6 @@
 #include "engine/timeline.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -30,6 +31,19 @@ std::string Number(double value) {
   char text[40];
   std::snprintf(text, sizeof text, "%.3f", value);
   return text;
+}
+
+std::string StagesText(const Stages& stages, double took_s) {
+  std::string text;
+  double rest_s = took_s;
+  for (const auto& [name, stage] : {std::pair<const char*, Stage>{"wait", Stage::kWait},
+                                    {"pack", Stage::kPack},
+                                    {"reduce", Stage::kReduce},
+                                    {"unpack", Stage::kUnpack}}) {
+    text += std::string(",\"") + name + "_us\":" + Number(stages[stage] * 1e6);
+    rest_s -= stages[stage];
+  }
+  return text + ",\"rest_us\":" + Number(std::max(rest_s, 0.0) * 1e6);
 }
 
 std::string SetSuffix(const Options& options) {
@@ -101,7 +115,8 @@ void Timeline::AddWait(const Request& request, double since_s, double until_s) {
   text_ += "{\"ph\":\"e\"" + common + Microseconds(until_s) + "},\n";
 }
 
-void Timeline::AddRun(const std::vector<Request*>& bucket, double since_s, double until_s) {
+void Timeline::AddRun(const std::vector<Request*>& bucket, double since_s, double until_s,
+                      const Stages& stages) {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::int64_t bytes = 0;
   for (const Request* const request : bucket) bytes += OwnBytes(*request);
@@ -111,7 +126,8 @@ void Timeline::AddRun(const std::vector<Request*>& bucket, double since_s, doubl
            ",\"pid\":" + std::to_string(number_) + ",\"tid\":" + std::to_string(track_) +
            ",\"ts\":" + Microseconds(since_s) + ",\"dur\":" + Number((until_s - since_s) * 1e6) +
            ",\"args\":{\"bytes\":" + std::to_string(bytes) +
-           ",\"requests\":" + std::to_string(bucket.size()) + "}},\n";
+           ",\"requests\":" + std::to_string(bucket.size()) +
+           StagesText(stages, until_s - since_s) + "}},\n";
 }
 
 std::string Timeline::Microseconds(double engine_s) const {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/options.h"
+#include "core/stages.h"
 #include "engine/request.h"
 
 namespace keras_ring {
@@ -30,8 +31,11 @@ class Timeline {
 
   // A request was called on this rank, and only later on all.
   void AddWait(const Request& request, double since_s, double until_s);
-  // Requests were carried out as one transfer.
-  void AddRun(const std::vector<Request*>& bucket, double since_s, double until_s);
+  // Requests were carried out as one transfer. Between the ranks of a host its stages alternate,
+  // window by window, so each is written as a sum; what is left of an allreduce is the exchange
+  // with other hosts.
+  void AddRun(const std::vector<Request*>& bucket, double since_s, double until_s,
+              const Stages& stages);
 
   // Writes what has been gathered when there is much of it, or when it has been kept for long.
   // Cheap otherwise. Called when there is nothing else to do.

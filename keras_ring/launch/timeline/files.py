@@ -11,6 +11,8 @@ from typing import Any
 
 from keras_ring.errors import LaunchError
 
+# What a transfer consists of; the rest is, of several hosts, their exchange.
+STAGES = ("wait", "pack", "reduce", "unpack", "rest")
 _NAME = re.compile(r"rank(\d+)(_set\d+)?(_generation\d+)?\.json")
 
 
@@ -39,6 +41,7 @@ class Transfer:
         duration_us: How long it took.
         num_bytes: Bytes of this rank's tensors.
         num_requests: How many requests.
+        stages_us: Microseconds in each of `STAGES`.
     """
 
     name: str
@@ -46,6 +49,7 @@ class Transfer:
     duration_us: float
     num_bytes: int
     num_requests: int
+    stages_us: tuple[float, ...] = (0.0,) * 5
 
     @property
     def end_us(self) -> float:
@@ -147,5 +151,6 @@ def _take(timeline: RankTimeline, event: dict[str, Any], called: dict[int, dict[
                 float(event["dur"]),
                 int(event["args"]["bytes"]),
                 int(event["args"]["requests"]),
+                tuple(float(event["args"].get(f"{stage}_us", 0.0)) for stage in STAGES),
             )
         )

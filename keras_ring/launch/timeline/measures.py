@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from keras_ring.launch.timeline.clock import Offset
-from keras_ring.launch.timeline.files import RankTimeline, Request
+from keras_ring.launch.timeline.files import STAGES, RankTimeline, Request
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Measures:
         waited_s: `waited_s[a][b]`: seconds in which a collective that rank a had called waited for
             rank b, which called it last of all. Seconds in which several wait count once.
         transfer_s: Seconds that each rank was in transfers.
+        stages_s: Of those, each rank's seconds in each of `files.STAGES`.
         num_bytes: Bytes of each rank's tensors that were transferred.
         overlap: The share of each rank's transfer time before the last call of its step: then its
             program computed on. None without steps.
@@ -40,6 +41,7 @@ class Measures:
     step_ms: list[float]
     waited_s: list[list[float]]
     transfer_s: list[float]
+    stages_s: list[list[float]]
     num_bytes: list[int]
     overlap: list[float | None]
     by_name: list[tuple[str, int, int, float]]
@@ -78,6 +80,7 @@ def measure(timelines: Sequence[RankTimeline], clocks: Mapping[str, Offset]) -> 
         step_ms=[(b - a) / 1e3 for a, b in itertools.pairwise(marks)],
         waited_s=_waits(timelines, clocks),
         transfer_s=[sum(x.duration_us for x in t.transfers) / 1e6 for t in timelines],
+        stages_s=[_stages(t) for t in timelines],
         num_bytes=[sum(x.num_bytes for x in t.transfers) for t in timelines],
         overlap=[_overlap(t, step_name) for t in timelines],
         by_name=sorted(by_name, key=lambda row: -row[3]),
@@ -132,6 +135,10 @@ def _calls(timeline: RankTimeline, add_us: float) -> dict[tuple[str, int], float
 
 def _called(request: Request) -> float:
     return request.called_us
+
+
+def _stages(timeline: RankTimeline) -> list[float]:
+    return [sum(x.stages_us[i] for x in timeline.transfers) / 1e6 for i in range(len(STAGES))]
 
 
 def _overlap(timeline: RankTimeline, step_name: str) -> float | None:

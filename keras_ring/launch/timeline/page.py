@@ -6,6 +6,7 @@ import html
 from collections.abc import Sequence
 
 from keras_ring.launch.timeline import charts
+from keras_ring.launch.timeline.files import STAGES
 from keras_ring.launch.timeline.measures import Measures, typical_step_ms
 
 _MOST_NAMES = 15
@@ -21,6 +22,8 @@ svg { display: block; margin: 0.5em 0; font: 12px system-ui, sans-serif; max-wid
 .grid { stroke: #ddd; } .mark { stroke: #c60; stroke-dasharray: 5 4; }
 .line { fill: none; stroke: #2266aa; stroke-width: 1.2; }
 .wait { fill: #d9822b; } .transfer { fill: #2266aa; } .rest { fill: #cfd8dc; }
+.stage-wait { fill: #d9822b; } .stage-pack { fill: #2266aa; } .stage-reduce { fill: #2a9d6f; }
+.stage-unpack { fill: #7fb2e5; } .stage-rest { fill: #cfd8dc; }
 .key { display: inline-block; width: 0.8em; height: 0.8em; margin: 0 0.3em 0 1em; }
 table { border-collapse: collapse; font-size: 13px; }
 td, th { padding: 2px 12px 2px 0; text-align: right; } td:first-child, th:first-child
@@ -44,6 +47,7 @@ def render(measures: Measures, clocks: Sequence[str]) -> str:
         _steps(measures),
         _shares(measures),
         _waits(measures),
+        _stages(measures),
         _names(measures),
         _section("Clocks", "".join(f'<p class="note">{html.escape(text)}</p>' for text in clocks)),
     ]
@@ -130,14 +134,10 @@ def _shares(measures: Measures) -> str:
                 ],
             )
         )
-    key = "".join(
-        f'<svg class="key" viewBox="0 0 9 9"><rect class="{kind}" width="9" height="9"/></svg>'
-        f"{text}"
-        for kind, text in (
-            ("transfer", "in transfers"),
-            ("wait", "a collective waits for another rank"),
-            ("rest", "neither"),
-        )
+    key = _key(
+        ("transfer", "in transfers"),
+        ("wait", "a collective waits for another rank"),
+        ("rest", "neither"),
     )
     return _section(
         "What each rank did",
@@ -162,6 +162,37 @@ def _waits(measures: Measures) -> str:
         content += "<p>Seconds that the rank of a row waited for the rank of a column:</p>"
         content += charts.matrix(labels, measures.waited_s, unit="s")
     return _section("Who waited for whom", content)
+
+
+def _stages(measures: Measures) -> str:
+    between = "exchange between hosts" if len(set(measures.hosts)) > 1 else "other"
+    texts = {
+        "wait": "waiting for ranks of the host",
+        "pack": "packing into shared memory",
+        "reduce": "adding up",
+        "unpack": "copying results out",
+        "rest": between,
+    }
+    rows = [
+        (
+            f"rank {rank}",
+            [
+                (seconds, f"stage-{stage}", f"{texts[stage]}: {seconds:.3g} s")
+                for stage, seconds in zip(STAGES, measures.stages_s[i], strict=True)
+            ],
+        )
+        for i, rank in enumerate(measures.ranks)
+    ]
+    key = _key(*((f"stage-{stage}", texts[stage]) for stage in STAGES))
+    return _section("What transfers consist of", f"<p>{key}</p>{charts.bars(rows, unit='s')}")
+
+
+def _key(*entries: tuple[str, str]) -> str:
+    return "".join(
+        f'<svg class="key" viewBox="0 0 9 9"><rect class="{kind}" width="9" height="9"/></svg>'
+        f"{html.escape(text)}"
+        for kind, text in entries
+    )
 
 
 def _names(measures: Measures) -> str:
