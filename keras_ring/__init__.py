@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from keras_ring import callbacks as callbacks
     from keras_ring import compression as compression
+    from keras_ring import data as data
     from keras_ring.collectives import (
         allgather as allgather,
     )
@@ -171,6 +172,7 @@ _MODULE_OF = {
     "broadcast_variables": "variables",
     "callbacks": "callbacks",
     "compression": "compression",
+    "data": "data",
     "load_model": "saving",
     "run": "launch.function",
 }
