@@ -247,8 +247,8 @@ def _maybe_symbolic_build(
 ) -> None:
     """Do not count as an epoch the batch from which Keras builds a model."""
     adapter = getattr(iterator, "data_adapter", None)
-    data = getattr(adapter, "py_dataset", getattr(adapter, "_dataset", None))
-    epoch = getattr(data, "epoch", None) if hasattr(data, IS_SHARD) else None
+    data: Any = getattr(adapter, "py_dataset", getattr(adapter, "_dataset", None))
+    epoch = data.epoch if hasattr(data, IS_SHARD) else None
     plain(self, iterator=iterator, data_batch=data_batch)
     if epoch is not None:
         data.epoch = epoch
