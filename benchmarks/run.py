@@ -71,6 +71,14 @@ TRAINING: Works = {
     "training the MLP": ("train", {"model": "mlp", "steps": 48}),
     "training the CNN": ("train", {"model": "cnn", "steps": 16}),
 }
+FEEDING: Works = {
+    f"HDF5, {compression or 'not compressed'}, {reading} reading": (
+        "feed",
+        {"compression": compression, "reading": reading},
+    )
+    for compression in (None, "lzf", "gzip")
+    for reading in ("partition", "random")
+}
 MORE_TRAINING: Works = {
     "training the MLP in RingStrategy": (
         "train",
@@ -151,11 +159,18 @@ def training(table: Table, horovod: str | None) -> None:
         table.add(Peer("horovod's TensorFlow alone", "alone", horovod), 1, TRAINING, where)
 
 
+def hdf5(table: Table, horovod: str | None) -> None:  # noqa: ARG001 - as the others
+    """An epoch of an HDF5 file as `fit` gets it, beside h5py's reading from begin to end."""
+    for peer in (keras_ring_peer(), Peer("h5py from begin to end", "h5py")) * 2:
+        table.add(peer, 1, FEEDING, "1 rank")
+
+
 PARTS: dict[str, Callable[[Table, str | None], None]] = {
     "training": training,
     "transfers": transfers,
     "hosts": between_hosts,
     "collectives": collectives,
+    "hdf5": hdf5,
 }
 
 

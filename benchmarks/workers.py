@@ -2,7 +2,7 @@
 
     python benchmarks/workers.py LIBRARY '{"NAME": ["WORK", {"ARGUMENT": VALUE}]}'
 
-LIBRARY is keras_ring, horovod, mpi, memcpy or alone. Rank 0 prints a line of JSON for each work. It
+LIBRARY is keras_ring, horovod, mpi, memcpy, h5py or alone. Rank 0 prints a line of JSON for each work. It
 runs in Horovod's environment too, hence the imports inside functions, and `tf.keras`.
 """
 
@@ -329,11 +329,19 @@ def operations_between(folder: str, begin: float, end: float) -> list[tuple[str,
     return found
 
 
+def feed(library: Library, **values: Any) -> float:
+    """Seconds of reading an HDF5 file once."""
+    import feeding
+
+    return feeding.feed(library, best_seconds, **values)
+
+
 WORK = {
     "allreduce": allreduce,
     "collective": collective,
     "eager": eager,
     "copy": copy,
+    "feed": feed,
     "train": train,
     "trace": trace,
 }
