@@ -2,8 +2,8 @@
 
     python benchmarks/workers.py LIBRARY '{"NAME": ["WORK", {"ARGUMENT": VALUE}]}'
 
-LIBRARY is keras_ring, horovod, mpi, memcpy, h5py or alone. Rank 0 prints a line of JSON for each work. It
-runs in Horovod's environment too, hence the imports inside functions, and `tf.keras`.
+LIBRARY is keras_ring, horovod, mpi, memcpy, h5py or alone. Rank 0 prints a line of JSON for each
+work. It runs in Horovod's environment too, hence the imports inside functions, and `tf.keras`.
 """
 
 from __future__ import annotations

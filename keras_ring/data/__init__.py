@@ -5,6 +5,7 @@ arrays      batches of arrays in memory
 datasets    batches of a tf.data.Dataset
 py_dataset  what a rank reads batches from, and batches of a keras.utils.PyDataset
 hdf5        batches of HDF5 files
+memory      memory for batches
 prefetch    reading ahead, beside training
 sharding    the function that users call
 """

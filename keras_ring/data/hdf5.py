@@ -13,6 +13,7 @@ import h5py
 import keras
 import numpy as np
 
+from keras_ring.data.memory import Memory
 from keras_ring.data.order import BlockOrder, EpochOfBlocks, Plan
 from keras_ring.errors import ConfigError
 
@@ -218,11 +219,12 @@ class HDF5Reader:
         """
         order = self._order.of_epoch(epoch)
         blocks = _Blocks(self._layout, self._bounds)
-        return lambda index: self._load(order, blocks, index)
+        memory = Memory()
+        return lambda index: self._load(order, blocks, memory, index)
 
-    def _load(self, order: EpochOfBlocks, blocks: _Blocks, index: int) -> Any:
+    def _load(self, order: EpochOfBlocks, blocks: _Blocks, memory: Memory, index: int) -> Any:
         places = self.plan.places(index)
-        parts = [np.empty((len(places), *shape), dtype) for shape, dtype in self._layout.specs]
+        parts = [memory.array((len(places), *shape), dtype) for shape, dtype in self._layout.specs]
         for block, rows, where in order.runs(places):
             for part, content in zip(parts, blocks.read(block), strict=True):
                 if part.dtype == object:
