@@ -263,6 +263,13 @@ def _on_epoch_begin(plain: Callable[..., Any], self: Any, epoch: int, logs: Any 
 
 
 def _on_epoch_end(plain: Callable[..., Any], self: Any, epoch: int, logs: Any = None) -> None:
+    _end_epoch_together(plain, self, epoch, logs)
+    fit = fits.of(self.model)
+    for call in [] if fit is None else fit.after_epoch:
+        call(epoch)
+
+
+def _end_epoch_together(plain: Callable[..., Any], self: Any, epoch: int, logs: Any) -> None:
     state = vars(self).get(_STATE)
     if state is None:
         plain(self, epoch, logs)

@@ -39,6 +39,12 @@ class Fit:
         self.callback_list: Any = None
         # Batches at the beginning of the next epoch that have been trained on already.
         self.num_to_skip = 0
+        # Epochs before the next one that another process has trained, and what is called when the
+        # data has come to where it was then.
+        self.num_epochs_to_replay = 0
+        self.when_rewound: Callable[[], None] | None = None
+        # Called with the epoch's number when all callbacks have ended it.
+        self.after_epoch: list[Callable[[int], None]] = []
         # Batches of this epoch that have been trained on, and whether it has no more of them.
         self.num_batches_done = 0
         self.has_no_more = False

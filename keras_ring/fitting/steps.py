@@ -203,6 +203,7 @@ def _enumerate(plain: Callable[..., Any], self: Any) -> Iterator[Any]:
     if fit is None:
         yield from plain(self)
         return
+    _replay(plain, self, fit)
     fit.num_batches_done = fit.num_to_skip
     fit.has_no_more = False
     fit.ended_ranks = []
@@ -214,11 +215,47 @@ def _enumerate(plain: Callable[..., Any], self: Any) -> Iterator[Any]:
             except (StopIteration, tf.errors.OutOfRangeError):
                 break
             continue
+        if fit.when_rewound is not None:
+            # Once more: batches that were skipped may have drawn random numbers.
+            fit.when_rewound()
+            fit.when_rewound = None
         if fit.is_open:
             fit.iterations = [(v, int(v)) for v in _counters(fit.model)]
         yield begin, end, iterator
     fit.num_to_skip = 0
     fit.has_no_more = True
+
+
+def _replay(plain: Callable[..., Any], iterator: Any, fit: fits.Fit) -> None:
+    """Bring the data to where it was after epochs that another process has trained.
+
+    Shuffles draw their next order each time the data is begun, and a PyDataset at an epoch's end.
+    No batch is read for that, unless the data goes on from one epoch to the next.
+    """
+    adapter = iterator.data_adapter
+    # It would begin to read ahead.
+    enqueuer = vars(adapter).get("enqueuer")
+    if enqueuer is not None:
+        adapter.enqueuer = None
+    for _ in range(fit.num_epochs_to_replay):
+        for begin, end, batches in plain(iterator):
+            if iterator.steps_per_epoch:
+                try:
+                    for _ in range(begin, end + 1):
+                        next(batches)
+                except (StopIteration, tf.errors.OutOfRangeError):
+                    iterator._current_iterator = None
+                    adapter.on_epoch_end()
+                    break
+            elif not iterator._num_batches:
+                # It has no end that could be come to without reading.
+                adapter.on_epoch_end()
+                break
+    if enqueuer is not None:
+        adapter.enqueuer = enqueuer
+    if fit.when_rewound is not None:
+        fit.when_rewound()
+    fit.num_epochs_to_replay = 0
 
 
 @contextlib.contextmanager
