@@ -335,7 +335,9 @@ class Checkpoint(keras.callbacks.Callback):
         if not state["is_joint"] and len(ranks) == size and (group is None or group.has_own_data):
             place = 0 if group is None else list(group.ranks).index(runtime.rank())
             return ranks[place]
-        totals = ranks[0] if state["is_joint"] else [sum(each) for each in zip(*ranks, strict=True)]
+        totals = ranks[0]
+        if not state["is_joint"]:
+            totals = [np.sum(each, axis=0) for each in zip(*ranks, strict=True)]
         if group is None or not group.has_own_data:
             return [np.asarray(total) for total in totals]
         return [np.asarray(total / size).astype(total.dtype) for total in totals]

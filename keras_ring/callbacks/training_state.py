@@ -158,7 +158,7 @@ def add_to_metrics(model: Any, values: list[Array]) -> None:
 
 def value_of(variable: Any) -> Array:
     """Return a variable's value, not its memory."""
-    return np.array(keras.ops.convert_to_numpy(variable))
+    return np.array(keras.ops.convert_to_tensor(variable).numpy())
 
 
 def _seeds(model: Any) -> list[Any]:

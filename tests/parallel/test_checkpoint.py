@@ -20,7 +20,7 @@ JOINT_BATCH = 12  # for 1 to 4 ranks
 ROADS = pytest.mark.parametrize("road", ["optimizer", "strategy"])
 
 
-class Killed(Exception):
+class KilledError(Exception):
     """As a job that has run out of time."""
 
 
@@ -35,10 +35,12 @@ class Kill(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.num_batches += 1
         if self.num_batches == self.after:
-            raise Killed
+            raise KilledError
 
 
-def make(road: str, *, units: int = 2, optimizer: Any = None) -> Any:
+def make(
+    road: str, make_optimizer: Any = lambda: keras.optimizers.Adam(0.1), *, units: int = 2
+) -> Any:
     keras.utils.set_random_seed(5)
     scope = kr.RingStrategy().scope() if road == "strategy" else contextlib.nullcontext()
     with scope:
@@ -50,7 +52,7 @@ def make(road: str, *, units: int = 2, optimizer: Any = None) -> Any:
                 keras.layers.Dense(1, name="last"),
             ]
         )
-        optimizer = optimizer or keras.optimizers.Adam(0.1)
+        optimizer = make_optimizer()
         if road == "optimizer":
             optimizer = kr.DistributedOptimizer(optimizer)
         model.compile(optimizer, "mse", metrics=["mae"], run_eagerly=road == "optimizer")
@@ -88,8 +90,8 @@ def assert_goes_on(
 ) -> None:
     whole = make(road)
     expected = fit(road, whole, [], **arguments)
-    with pytest.raises(Killed):
-        killed = [kr.callbacks.Checkpoint(path, every), Kill(after)]
+    killed = [kr.callbacks.Checkpoint(path, every), Kill(after)]
+    with pytest.raises(KilledError):
         fit(road, make(road), killed, **arguments)
     again, counter = make(road), Kill()
     history = fit(road, again, [kr.callbacks.Checkpoint(path, every), counter], **arguments)
@@ -176,13 +178,11 @@ def test_gradients_that_were_accumulated_are_not_lost(road: str, tmp_path: Path)
     path = shared(tmp_path) / "state.npz"
 
     def accumulating() -> Any:
-        sgd = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
-        model = make(road, optimizer=sgd)
-        return model
+        return make(road, lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
 
     whole, again = accumulating(), accumulating()
     fit(road, whole, [], epochs=1)
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         fit(road, accumulating(), [kr.callbacks.Checkpoint(path, 3), Kill(4)], epochs=1)
     fit(road, again, [kr.callbacks.Checkpoint(path, 3)], epochs=1)
     for own, other in zip(whole.get_weights(), again.get_weights(), strict=True):
@@ -193,14 +193,14 @@ def test_what_python_and_numpy_draw_goes_on_on_each_rank(tmp_path: Path) -> None
     path, road = shared(tmp_path) / "state.npz", "optimizer"
     drawn: list[float] = []
     draw = keras.callbacks.LambdaCallback(
-        on_train_batch_begin=lambda *_: drawn.append(float(np.random.rand()))
+        on_train_batch_begin=lambda *_, **__: drawn.append(float(np.random.rand()))
     )
 
     def train(callbacks: list[Any]) -> list[float]:
         model = make(road)
         np.random.seed(kr.rank())
         drawn.clear()
-        with contextlib.suppress(Killed):
+        with contextlib.suppress(KilledError):
             fit(road, model, callbacks, epochs=3)
         return list(drawn)
 
@@ -225,7 +225,7 @@ def test_a_dataset_of_unknown_length_and_one_that_repeats_go_on(tmp_path: Path) 
         def train(callbacks: list[Any], dataset: Any = dataset, arguments: Any = arguments) -> Any:
             model = make("optimizer")
             given = {"epochs": 3, "verbose": 0, **arguments}
-            with contextlib.suppress(Killed):
+            with contextlib.suppress(KilledError):
                 model.fit(dataset(), callbacks=callbacks, **given)
             return model.get_weights()
 
@@ -289,24 +289,23 @@ def test_another_model_is_an_error_that_names_the_first_variable(road: str, tmp_
     before = wider.get_weights()
     with pytest.raises(
         kr.ConfigError,
-        match=r"variable 0 .*'first/kernel', is float32 of shape \(3, 5\), and .*state\.npz has "
-        r"'first/kernel', float32 of shape \(3, 2\)",
+        match=r"variable 0 .*/first/kernel', is float32 of shape \(3, 5\), and .*state\.npz has "
+        r".*/first/kernel', float32 of shape \(3, 2\)",
     ):
         fit(road, wider, [kr.callbacks.Checkpoint(path)], epochs=2)
     for own, other in zip(before, wider.get_weights(), strict=True):
         np.testing.assert_array_equal(own, other)
-    with pytest.raises(kr.ConfigError, match=r"have 6 variables, and .*state\.npz has 10"):
-        other = make(road, optimizer=keras.optimizers.SGD(0.1))
-        other.optimizer.build(other.trainable_variables)
+    other = make(road, lambda: keras.optimizers.SGD(0.1))
+    with pytest.raises(kr.ConfigError, match=r"have 6 variables, and .*state\.npz has 14"):
         fit(road, other, [kr.callbacks.Checkpoint(path)], epochs=2)
 
 
 def test_what_cannot_go_on_is_refused_on_every_rank(tmp_path: Path) -> None:
     path, road = shared(tmp_path) / "state.npz", "optimizer"
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         fit(road, make(road), [kr.callbacks.Checkpoint(path, 3), Kill(4)])
+    batch_size = 2 * JOINT_BATCH // kr.size()
     with pytest.raises(kr.ConfigError, match=r"after batch 3 of an epoch of 4, .* has 2 now"):
-        batch_size = 2 * JOINT_BATCH // kr.size()
         fit(road, make(road), [kr.callbacks.Checkpoint(path, 3)], batch_size=batch_size)
     for every in (0, -1, True, "batch", 1.5):
         with pytest.raises(kr.ConfigError, match=r"every is .*; expected 'epoch' or a number"):
@@ -322,14 +321,9 @@ def test_what_cannot_go_on_is_refused_on_every_rank(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written_is_an_error_on_every_rank(tmp_path: Path) -> None:
     road, folder = "optimizer", shared(tmp_path)
-    in_the_way = folder / "file"
-    if kr.rank() == 0:
-        in_the_way.write_text("")
-    kr.barrier()
     callback = kr.callbacks.Checkpoint(folder / "state.npz")
-    callback.path = folder / "state.npz"
     if kr.rank() == 0:
-        callback.path.with_name("state.npz.partial").mkdir()
+        (folder / "state.npz.partial").mkdir()
     kr.barrier()
     with pytest.raises(kr.ConfigError, match=r"rank 0 cannot write .*state\.npz .*Make room"):
         fit(road, make(road), [callback], epochs=1)
