@@ -23,7 +23,8 @@ x = np.random.default_rng(0).normal(size=(48, 5)).astype("float32")
 y, batch = x.sum(1, keepdims=True) ** 2, 12
 
 def make():
-    return keras.Sequential([keras.Input((5,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
+    layers = [keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)]
+    return keras.Sequential([keras.Input((5,)), *layers])
 
 adam = keras.optimizers.Adam(0.05)
 if road == "strategy":
@@ -35,7 +36,8 @@ else:
     model.compile(kr.DistributedOptimizer(adam) if road == "optimizer" else adam, "mse")
 if road == "optimizer":
     batch //= kr.size()
-    x, y = (part.reshape(4, kr.size(), batch, -1)[:, kr.rank()].reshape(4 * batch, -1) for part in (x, y))
+    parts = (part.reshape(4, kr.size(), batch, -1)[:, kr.rank()] for part in (x, y))
+    x, y = (part.reshape(4 * batch, -1) for part in parts)
 
 class Ends(keras.callbacks.Callback):
     num_batches = 0
@@ -49,7 +51,8 @@ ends = Ends()
 callbacks = [ends] if road == "plain" else [
     kr.callbacks.Checkpoint(path, every=3), kr.callbacks.MetricAverage(), ends]
 with contextlib.suppress(InterruptedError):
-    model.fit(x, y, batch_size=batch, epochs=3, shuffle=road == "strategy", verbose=0, callbacks=callbacks)
+    model.fit(x, y, batch_size=batch, epochs=3, shuffle=road == "strategy", verbose=0,
+              callbacks=callbacks)
     if kr.rank() == 0:
         json.dump(model.history.history, open(path + ".json", "w"))
         np.savez(path + ".weights.npz", *model.get_weights())

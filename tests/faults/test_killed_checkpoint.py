@@ -59,7 +59,7 @@ def test_killed_at_any_moment_the_file_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "expected"), [("before fsync", 0), ("after fsync", 0), ("after rename", 1)]
+    "step, expected", [("before fsync", 0), ("after fsync", 0), ("after rename", 1)]
 )
 def test_killed_between_the_steps_the_old_or_the_new_file_is_there(
     step: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
