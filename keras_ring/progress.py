@@ -1,4 +1,4 @@
-"""Let rank 0 alone show the progress of fit, evaluate and predict.
+"""Follow each call of fit from `init` on, and let rank 0 alone show the progress.
 
 The bar and the lines "Epoch 1/5" come from one callback of Keras, ProgbarLogger, which asks its
 `verbose` for both. Nothing but that is changed: other callbacks, and the user's own prints, write
@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from keras_ring import runtime
+from keras_ring import fitting, runtime
 
 _MARK = "_keras_ring_patched"
 
@@ -34,4 +34,11 @@ def silence_other_ranks() -> None:
     cls.set_params = set_params
 
 
+def follow_fit() -> None:
+    """Hook `fit` before a script calls it: a callback that is made in its arguments is too late."""
+    if keras.backend.backend() == "tensorflow":
+        fitting.patch()
+
+
 runtime.on_init(silence_other_ranks)
+runtime.on_init(follow_fit)

@@ -91,7 +91,10 @@ class Checkpoint(keras.callbacks.Callback):
         """Go on from the file, if there is one."""
         self._fit = fits.of(self.model)
         if self._fit is None:
-            raise ConfigError("Checkpoint: it is used outside of fit. Give it to model.fit.")
+            raise ConfigError(
+                "Checkpoint: it is used outside of a fit that keras_ring follows. Call "
+                "keras_ring.init() when the script begins, and give Checkpoint to model.fit."
+            )
         self._group = self._fit.group
         if self._group is None and runtime.is_initialized() and runtime.size() > 1:
             self._group = Group("Checkpoint", _PROGRAM, has_own_data=True)

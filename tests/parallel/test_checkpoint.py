@@ -330,3 +330,35 @@ def test_a_file_that_cannot_be_written_is_an_error_on_every_rank(tmp_path: Path)
     kr.barrier()
     if kr.rank() == 0:
         shutil.rmtree(folder / "state.npz.partial")
+
+
+def test_loss_scale_metrics_that_are_no_means_and_validation_go_on(tmp_path: Path) -> None:
+    path, road = shared(tmp_path) / "state.npz", "optimizer"
+    x, y, _ = data(road)
+    labels = (y > 0).astype("float32")
+
+    def train(callbacks: list[Any]) -> tuple[Any, dict[str, list[float]]]:
+        keras.utils.set_random_seed(1)
+        dtype = keras.DTypePolicy("mixed_float16")
+        inner = keras.optimizers.Adam(0.01)
+        optimizer = keras.optimizers.LossScaleOptimizer(inner, 1024.0, dynamic_growth_steps=5)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, dtype=dtype)])
+        model.compile(
+            kr.DistributedOptimizer(optimizer),
+            "mse",
+            metrics=[keras.metrics.AUC(name="auc")],
+            steps_per_execution=2,
+        )
+        given = {"batch_size": len(x) // 4, "epochs": 3, "verbose": 0}
+        with contextlib.suppress(KilledError):
+            model.fit(x, labels, validation_data=(x, labels), callbacks=callbacks, **given)
+        return model, model.history.history
+
+    whole, expected = train([])
+    train([kr.callbacks.Checkpoint(path, 2), Kill(4)])
+    again, history = train([kr.callbacks.Checkpoint(path, 2)])
+    assert history.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(history[name], values, rtol=1e-5, err_msg=name)
+    for own, other in zip(state_of(whole), state_of(again), strict=True):
+        np.testing.assert_array_equal(own, other)
